@@ -220,8 +220,8 @@ class Pool(Struct, frozen=True):
         """Whether its nodes are remote APIs, as all of one pool are: what is sent there leaves the site."""
         return bool(self.nodes) and self.nodes[0].remote is not None
 
-    def serves(self, operation: Operation) -> bool:
-        """Whether the pool takes requests for this operation."""
+    def serves(self, operation: str) -> bool:
+        """Whether the pool takes requests for this operation, or the one of this path."""
         return self.operations is None or operation in self.operations
 
     def takes_same_bytes(self, other: "Pool") -> bool:

@@ -48,7 +48,7 @@ class Ending(StrEnum):
 
 
 class OperationSpec(Struct, frozen=True, kw_only=True):
-    """Everything that there is to know of an operation but the engines that have it, see `southbound/engines.py`."""
+    """Everything that there is to know of an operation. Which engines have the built-in ones is in `southbound/engines.py`."""
 
     method: str = "POST"
     paths: tuple[str, ...] = ()
@@ -68,6 +68,8 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     """Types of the event that ends a stream, besides those of `ending`."""
     begins_soon: bool = False
     """The answer begins at once, whole or not."""
+    engines: frozenset[str] = frozenset()
+    """The engines that have it in their OpenAI interface, of one that a configuration adds."""
     convention: str = ""
     """What OpenTelemetry's conventions call it (`gen_ai.operation.name`)."""
 

@@ -3,12 +3,13 @@
 Invariant: a node trusts what the gateway decided and refuses only requests without a trace id and requests for another version.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct
 
 from din_extproc.domain.node import Node
-from din_extproc.domain.request import RequestHead
+from din_extproc.domain.request import BUILT_IN, Operation, RequestHead
 from din_extproc.domain.response import PASS, ResponseHead, Treatment
 from din_extproc.domain.verdict import Headers, ImmediateResponse, Refusal, RefusalCode, Send, Verdict
 from din_extproc.flow import answers
@@ -48,6 +49,8 @@ class NodeHandlerFactory(Struct):
     watcher: DecisionObserver
     body_limit: int
     """Bytes."""
+    operations: Mapping[str, Operation] = BUILT_IN
+    """Every operation that the node takes, by path."""
     in_flight: int = 0
     """Requests that were sent to the engine and have not ended, or are held back."""
 
@@ -133,5 +136,5 @@ class NodeRequestHandler:
             return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version")
         if head.method == "POST" and is_native_path(head.path):
             return len(body) // _BYTES_PER_TOKEN
-        reading = parse_request(head, body, lambda _: _GAUGE, factory.body_limit)
+        reading = parse_request(head, body, lambda _: _GAUGE, factory.body_limit, factory.operations)
         return reading if isinstance(reading, Refusal) else reading.intent.prompt_tokens

@@ -26,7 +26,8 @@ _WAVE_RATES = 4_000, 192_000
 """The slowest and the fastest bytes per second that the header of a WAVE file is believed."""
 _RATE_AT = 16
 """The offset of the bytes per second in the `fmt ` chunk."""
-_WAVE_HEADER = 512
+_WAVE_HEADER, _WAVE_HEADERS = 44, 512
+"""Bytes before the sound at least, and those among which its rate is looked for."""
 
 _NOT_A_FORM = Refusal(RefusalCode.INVALID_REQUEST, "The content-type names no boundary of the form", param="content-type")
 
@@ -88,10 +89,11 @@ def estimate_seconds(body: bytes, file: tuple[int, int]) -> int:
     start, end = file
     rate = _BYTES_PER_SECOND
     if body.startswith(b"RIFF", start) and body.startswith(b"WAVE", start + 8):
-        chunk = body.find(b"fmt ", start, min(end, start + _WAVE_HEADER))
+        chunk = body.find(b"fmt ", start, min(end, start + _WAVE_HEADERS))
         if chunk >= 0:
             slowest, fastest = _WAVE_RATES
             rate = min(fastest, max(slowest, int.from_bytes(body[chunk + _RATE_AT : chunk + _RATE_AT + 4], "little")))
+            start = min(end, start + _WAVE_HEADER)
     return -(-(end - start) // rate)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from din_extproc.domain.node import Pool
+from din_extproc.domain.request import BUILT_IN, Operation
 from din_extproc.domain.tenant import Tenant, matches_pattern
 from din_extproc.route.aliases import Alias, Reach, resolve_aliases
 from din_extproc.route.flaw import Flaw, Place, did_you_mean
@@ -24,12 +25,22 @@ class Compiled(Struct, frozen=True):
     flaws: tuple[Flaw, ...]
 
 
-def compile_routes(pools: Sequence[Pool], aliases: Sequence[Alias], rules: Sequence[Rule], tenants: Sequence[Tenant]) -> Compiled:
-    """Compile the routes. The order of pools, rules and an alias's models matters; that of aliases and tenants does not."""
+def compile_routes(
+    pools: Sequence[Pool],
+    aliases: Sequence[Alias],
+    rules: Sequence[Rule],
+    tenants: Sequence[Tenant],
+    operations: Mapping[str, Operation] = BUILT_IN,
+) -> Compiled:
+    """Compile the routes. The order of pools, rules and an alias's models matters; that of aliases and tenants does not.
+
+    `operations`: every one, by path.
+    """
     by_name = {pool.name: pool for pool in pools}
     models = tuple(dict.fromkeys(pool.model for pool in pools))
     reaches, flaws = resolve_aliases(aliases, models)
-    compiled, found = _compile_rules(rules, by_name, KnownNames(frozenset(tenant.id for tenant in tenants), (*models, *reaches)))
+    known = KnownNames(frozenset(tenant.id for tenant in tenants), (*models, *reaches), frozenset(operations.values()))
+    compiled, found = _compile_rules(rules, by_name, known)
     flaws += found
     flaws += _find_cycles(rules)
     flaws += _find_shadowed(rules, by_name)
@@ -75,7 +86,7 @@ def _compile_rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: Know
         if rule.overflow and not rule.fallback:
             flaws.append(Flaw((*place, "overflow"), "there is no fallback that could take what overflows", "name a `fallback`"))
         flaws += _find_remote(rule, pools, place)
-        flaws += _find_unserved(rule, pool, pools.get(rule.fallback), place)
+        flaws += _find_unserved(rule, pool, pools.get(rule.fallback), place, known)
         if pool is not None:
             compiled.append(CompiledRule(rule.id, matches, pool, pools.get(rule.fallback), rule.when, overflow=rule.overflow))
     return compiled, flaws
@@ -90,14 +101,14 @@ def _find_remote(rule: Rule, pools: Mapping[str, Pool], place: Place) -> Iterato
             yield Flaw((*place, field), message, "name a pool of the site's own nodes, or remove `stays_on_site`")
 
 
-def _find_unserved(rule: Rule, pool: Pool | None, fallback: Pool | None, place: Place) -> Iterator[Flaw]:
+def _find_unserved(rule: Rule, pool: Pool | None, fallback: Pool | None, place: Place, known: KnownNames) -> Iterator[Flaw]:
     """Paths of a rule's condition that its pool does not serve: no request could be routed by it."""
-    for operation in sorted(rule.when.operations()):
+    for operation in sorted(rule.when.operations() & frozenset(known.operations or ())):
         if pool is not None and not pool.serves(operation):
-            message = f"pool {pool.name!r} ({pool.engine}, api {pool.api}) does not serve {operation.value}: no such request can go there"
+            message = f"pool {pool.name!r} ({pool.engine}, api {pool.api}) does not serve {operation}: no such request can go there"
             yield Flaw((*place, "when"), message, _served_by(pool))
         elif pool is not None and fallback is not None and not fallback.serves(operation):
-            message = f"the fallback {fallback.name!r} does not serve {operation.value}: those requests have no fallback"
+            message = f"the fallback {fallback.name!r} does not serve {operation}: those requests have no fallback"
             yield Flaw((*place, "fallback"), message, _served_by(fallback), warning=True)
 
 

@@ -40,7 +40,8 @@ class RuleCondition(Struct, frozen=True, kw_only=True):
     """When a rule applies. None and empty fields are not checked."""
 
     always: bool = False
-    path: tuple[Operation, ...] = ()
+    path: tuple[str, ...] = ()
+    """Canonical paths of operations."""
     estimated_tokens: TokenRange | None = None
     timeout_ms: TokenRange | None = None
     """The client's deadline in milliseconds; a request without one counts as longer than every bound."""
@@ -61,8 +62,8 @@ class RuleCondition(Struct, frozen=True, kw_only=True):
     """`not` in the configuration."""
     cel: str = ""
 
-    def operations(self) -> frozenset[Operation]:
-        """Every operation that the condition names; of `any` and `all` too, of `not` none."""
+    def operations(self) -> frozenset[str]:
+        """Every path that the condition names; of `any` and `all` too, of `not` none."""
         return frozenset(self.path).union(*(inner.operations() for inner in (*self.any, *self.all)))
 
 
@@ -85,6 +86,8 @@ class KnownNames(Struct, frozen=True):
     tenants: Collection[str]
     names: Collection[str]
     """Aliases and physical models."""
+    operations: Collection[str] | None = None
+    """Paths of operations. None: not checked."""
 
 
 def find_thresholds(conditions: Iterable[RuleCondition]) -> frozenset[int]:
@@ -130,6 +133,9 @@ def _match_intent(condition: RuleCondition, place: Place, known: KnownNames, fla
         operations = frozenset(condition.path)
         if Operation.MODELS in operations:
             flaws.append(Flaw((*place, "path"), f"{Operation.MODELS.value} is answered by the gateway and never routed"))
+        routed = known.operations
+        unknown = [] if routed is None else [path for path in condition.path if path not in routed]
+        flaws += [Flaw((*place, "path"), f"{path!r} is not a path that is routed", did_you_mean(path, routed or ())) for path in unknown]
         parts.append(lambda facts: facts.intent.operation in operations)
     if condition.estimated_tokens is not None:
         low, high = condition.estimated_tokens.min_tokens, condition.estimated_tokens.max_tokens

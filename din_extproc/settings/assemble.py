@@ -3,12 +3,13 @@
 Rule: a reference to something that is declared but broken is not reported: its own problem is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
 from din_extproc.control.topology import RESERVED_CLUSTERS, SocketAddress
 from din_extproc.domain.node import Endpoint, Pool
+from din_extproc.domain.request import Operation
 from din_extproc.domain.tenant import ApiKey, Tenant
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.flaw import Flaw, did_you_mean
@@ -18,6 +19,7 @@ from din_extproc.settings.budgets import unknown_names
 from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
 from din_extproc.settings.keys import OWN_KEY
+from din_extproc.settings.operations import make_operations_table
 from din_extproc.settings.pools import make_nodes, make_operations, make_requirements, resolve_api
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
@@ -36,6 +38,8 @@ class AssembledConfig(Struct, frozen=True):
     tenants: tuple[Tenant, ...]
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
     routes: RouteTable | None
+    operations: Mapping[str, Operation]
+    """Every operation by path."""
 
 
 def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, keyed: frozenset[str] = frozenset()) -> AssembledConfig:
@@ -48,12 +52,12 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
         keyed: Tenants whose keys are elsewhere.
     """
     config = shaped.config
-    pools = tuple(_make_pools(shaped, catalog, document))
+    operations = make_operations_table(config.operations, document)
+    pools = tuple(_make_pools(shaped, catalog, operations, document))
     tenants = tuple(tenant.to_tenant(config.defaults) for tenant in config.tenants)
     keys = tuple((tenant, tuple(key.to_key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))
-    compiled = compile_routes(
-        pools, [alias.alias(name) for name, alias in config.aliases.items()], [rule.rule() for rule in config.rules], tenants
-    )
+    aliases, rules = [alias.alias(name) for name, alias in config.aliases.items()], [rule.rule() for rule in config.rules]
+    compiled = compile_routes(pools, aliases, rules, tenants, operations)
     for flaw in compiled.flaws:
         _report_flaw(flaw, shaped, document)
     _report_duplicate_ids(shaped, document)
@@ -75,7 +79,7 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
             document.report(
                 ("fail_open", "pool"), f"no pool is called {config.fail_open.pool!r}", did_you_mean(config.fail_open.pool, config.pools)
             )
-    return AssembledConfig(pools, tenants, keys, compiled.table)
+    return AssembledConfig(pools, tenants, keys, compiled.table, operations)
 
 
 def _report_scattered_counters(shaped: ShapedConfig, document: Document) -> None:
@@ -88,7 +92,7 @@ def _report_scattered_counters(shaped: ShapedConfig, document: Document) -> None
             document.report(("pools", name, "long_tail"), "in a Redis Cluster, slots can't be counted with each tenant's limits", hint)
 
 
-def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, document: Document) -> Iterable[Pool]:
+def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, operations: Mapping[str, Operation], document: Document) -> Iterable[Pool]:
     for name, pool in shaped.config.pools.items():
         if name in RESERVED_CLUSTERS:
             document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
@@ -108,7 +112,7 @@ def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, document: Documen
             timeouts=pool.timeouts.to_timeouts(),
             traffic=pool.traffic,
             nodes=nodes,
-            operations=make_operations(name, pool, document),
+            operations=make_operations(name, pool, operations, document),
             api=resolve_api(pool),
             unmappable=pool.unmappable,
             stream_usage=find_engine(pool.engine).stream_usage if pool.stream_usage is None else pool.stream_usage,

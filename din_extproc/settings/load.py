@@ -41,8 +41,7 @@ def load(
         source: Knows what catalogues behind URLs were like; None: they are pulled.
         changes: What is put in the place of what it says.
     """
-    opened = _read_shaped(path, env, changes)
-    if isinstance(opened, ConfigRejected):
+    if isinstance(opened := _read_shaped(path, env, changes), ConfigRejected):
         return opened
     text, document, shaped = opened
     catalog, described, problems = read_catalog(shaped.config.catalog, document, path, source)
@@ -70,6 +69,7 @@ def load(
         store=config.store,
         catalog=catalog,
         pools=assembled.pools,
+        operations=assembled.operations,
         tenants=assembled.tenants,
         global_limits=config.limits.to_global_limits(),
         keys=keys,

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from din_extproc.control.topology import Address, Retry, SocketAddress, Timeouts, TlsTrust, Topology, UnixSocket
 from din_extproc.domain.node import Endpoint, Node, Pool
+from din_extproc.domain.request import Operation
 from din_extproc.edge.tls import ClientFiles
 from din_extproc.flow.node_handler import ENGINE
 from din_extproc.schedule.batch import BatchLimits
@@ -22,7 +23,7 @@ from din_extproc.settings.document import Document
 from din_extproc.settings.envoy import LoopbackAddress, off_is_none
 from din_extproc.settings.gateway import ExtProcSection, ListenSection, as_reached
 from din_extproc.settings.load import read_catalog, read_document
-from din_extproc.settings.pools import Engine
+from din_extproc.settings.operations import Engine, OwnOperations, make_operations_table
 from din_extproc.settings.problems import ConfigProblem, ConfigRejected, in_order
 from din_extproc.settings.section import AsTuple, ListenAddress, ModelName, Name, NameIfAny, NodeAddress, Positive, Section, Text
 from din_extproc.settings.shape import validated
@@ -130,6 +131,8 @@ class NodeYaml(Section):
     """How long requests may go on after SIGTERM."""
     proxy: ProxySection | None = None
     """None: there is no Envoy in front of the engine."""
+    operations: OwnOperations = Field(default_factory=dict)
+    """As in `din.yaml`, where there is an Envoy in front of the engine: it takes no other paths."""
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True):
@@ -157,6 +160,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     health: ListenSection
     drain_s: float
     proxy: ProxySection | None
+    operations: Mapping[str, Operation]
     warnings: tuple[ConfigProblem, ...] = ()
 
     @property
@@ -273,6 +277,7 @@ def _settings(config: NodeYaml, catalog: Catalog, document: Document, path: Path
         health=config.health,
         drain_s=config.drain_s,
         proxy=config.proxy,
+        operations=make_operations_table(config.operations, document),
     )
 
 

@@ -13,28 +13,18 @@ from pydantic import BeforeValidator, Field
 
 from din_extproc.domain.identity import SYSTEM_CA
 from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
-from din_extproc.domain.request import BUILT_IN, COUNTING, GENERATING, OPERATIONS, POOLING, TOKENIZING, TRANSCRIBING, Operation
+from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, TRANSCRIBING, Operation
 from din_extproc.domain.tenant import OnSensitive
+from din_extproc.route.flaw import did_you_mean
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
 from din_extproc.settings.document import Document
+from din_extproc.settings.operations import PoolEngine
 from din_extproc.settings.problems import Place
 from din_extproc.settings.remote import REMOTE_ENGINES, ApiUrl, CredentialSection, HeaderName, make_remote
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
 from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
 from din_extproc.southbound.engines import native_operations, openai_operations
-
-Engine = Literal["vllm", "sglang", "tgi", "ollama", "llamacpp", "tensorrt_llm", "triton"]
-PoolEngine = Literal[Engine, "openai", "azure_openai", "anthropic"]
-"""Engines, and providers of remote APIs."""
-
-
-def read_operation(text: object) -> object:
-    """An operation by its path; anything else stays what it is, for the type to refuse."""
-    if not isinstance(text, str) or text not in OPERATIONS:
-        raise ValueError(f"{text!r} is not a path that is routed: {', '.join(OPERATIONS)}")
-    return BUILT_IN[text]
-
 
 _KINDS = {"generate": GENERATING | COUNTING | TOKENIZING, "pooling": POOLING | TOKENIZING, "transcribe": TRANSCRIBING}
 
@@ -47,8 +37,7 @@ def _pool_operations(value: object) -> object:
     return tuple(path for each in given for path in (sorted(_KINDS[each]) if isinstance(each, str) and each in _KINDS else [each]))
 
 
-Operations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_operation)], ...], BeforeValidator(one_or_many)]
-PoolOperations = Annotated[tuple[Annotated[Operation, BeforeValidator(read_operation)], ...], BeforeValidator(_pool_operations)]
+PoolOperations = Annotated[tuple[Text, ...], BeforeValidator(_pool_operations)]
 
 
 class PoolNodeSection(Section):
@@ -202,22 +191,38 @@ def resolve_api(pool: PoolSection) -> Literal["openai", "native"]:
     return pool.api or ("native" if openai_operations(pool.engine) == frozenset() else "openai")
 
 
-def make_operations(name: str, pool: PoolSection, document: Document) -> frozenset[Operation] | None:
-    """What the pool can be asked: what it says, and no more than the interface of its engine has that `api` chooses."""
+def make_operations(name: str, pool: PoolSection, known: Mapping[str, Operation], document: Document) -> frozenset[Operation] | None:
+    """What the pool can be asked: what it says, and no more than the interface of its engine has that `api` chooses.
+
+    Args:
+        name: The pool's.
+        pool: As written.
+        known: Every operation by path.
+        document: Where problems go.
+    """
     native, in_openai = native_operations(pool.engine), openai_operations(pool.engine)
+    if in_openai is not None:
+        in_openai |= {operation for operation in known.values() if pool.engine in operation.spec.engines}
     if pool.api == "openai" and in_openai == frozenset():
         document.report(("pools", name, "api"), f"{pool.engine} has no OpenAI interface", "leave `api` out: it speaks its own words")
     api = resolve_api(pool)
     if pool.api == "native" and native is None:
         document.report(("pools", name, "api"), f"{pool.engine} has no interface of its own", "leave `api` out: it speaks OpenAI's words")
     served = in_openai if api == "openai" else native
-    if pool.operations is None or served is None:
-        return served if pool.operations is None else frozenset(pool.operations)
-    given = frozenset(pool.operations)
-    named = document.data["pools"][name]["operations"]
+    if pool.operations is None:
+        return served
+    given = frozenset(known[path] for path in pool.operations if known.get(path) == path != Operation.MODELS)
+    named = one_or_many(document.data["pools"][name]["operations"])
+    for index, path in enumerate(named):
+        if path not in _KINDS and path not in given:
+            routed = ", ".join(dict.fromkeys(operation for operation in known.values() if operation is not Operation.MODELS))
+            message = f"{path!r} is not a path that is routed: {routed}"
+            document.report(("pools", name, "operations", index), message, did_you_mean(path, known))
+    if served is None:
+        return given
     others = (native if api == "openai" else in_openai) or frozenset()
     for operation in sorted(given - served):
-        if operation in ([named] if isinstance(named, str) else named):
+        if operation in named:
             interface = "natively" if api == "native" else "in its OpenAI interface"
             hint = f"it has {', '.join(sorted(served))}"
             if operation in others:

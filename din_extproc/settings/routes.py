@@ -11,7 +11,6 @@ from din_extproc.domain.price import UNITS
 from din_extproc.domain.request import Priority
 from din_extproc.route.aliases import Alias
 from din_extproc.route.rules import Rule, RuleCondition, TokenRange
-from din_extproc.settings.pools import Operations
 from din_extproc.settings.prices import read_money
 from din_extproc.settings.section import AsTuple, Name, OneOrMany, Section, Text
 
@@ -111,7 +110,7 @@ class WhenSection(Section):
     """One condition; all its fields must hold."""
 
     always: bool = False
-    path: Operations = ()
+    path: Annotated[tuple[Text, ...], OneOrMany] = ()
     estimated_tokens: TokensSection | None = None
     timeout_ms: TokensSection | None = None
     """The client's deadline (`x-din-timeout-ms`); a request without one counts as longer than every bound."""

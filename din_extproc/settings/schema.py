@@ -14,6 +14,7 @@ from din_extproc.settings.envoy import EnvoySection, off_is_none
 from din_extproc.settings.gateway import FailOpenSection, GatewaySection, StoreSection
 from din_extproc.settings.health import HealthSection
 from din_extproc.settings.identity import IdentitySection
+from din_extproc.settings.operations import OwnOperations
 from din_extproc.settings.pools import PoolSection
 from din_extproc.settings.prices import PricesSection
 from din_extproc.settings.routes import AliasSection, RuleSection
@@ -35,6 +36,8 @@ class DinYaml(Section):
     catalog: CatalogSection | None = None
     aliases: dict[AliasName, AliasSection] = Field(default_factory=dict)
     """Names that clients use. In a name `*` stands for any characters; of several that match, the one with the most others applies."""
+    operations: OwnOperations = Field(default_factory=dict)
+    """Operations beside those that are built in, by path."""
     pools: dict[Name, PoolSection] = Field(default_factory=dict)
     rules: Annotated[tuple[RuleSection, ...], AsTuple] = ()
     tenants: Annotated[tuple[TenantSection, ...], AsTuple] = ()

@@ -3,6 +3,7 @@
 Rule: what is here was checked; no later code checks again whether a pool exists or a range holds.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from din_extproc.control.topology import Address, Outlier, Retry, SocketAddress,
 from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.price import NO_PRICES, PriceList
+from din_extproc.domain.request import BUILT_IN, Operation
 from din_extproc.domain.spending import SpendingBudgets
 from din_extproc.domain.tenant import ApiKey, GlobalLimits, Tenant
 from din_extproc.edge.registry.catalog_source import is_url
@@ -74,6 +76,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     audit_key_files: tuple[str, ...]
     fail_open_pool: str | None
     """None: without a worker, requests are refused."""
+    operations: Mapping[str, Operation] = BUILT_IN
+    """Every operation by path."""
     prices_file: str | None = None
     """None: the configuration itself has the prices, if there are any."""
     prices: PriceList = NO_PRICES

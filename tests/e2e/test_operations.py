@@ -1,8 +1,10 @@
 """Operations beside chats and embeddings, through a real Envoy: each reaches a node that has it, and is charged as the table says."""
 
 import json
+import threading
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -39,15 +41,53 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 
 
 @pytest.fixture(scope="module")
-def stack(engines) -> Iterator[Stack]:
+def stack(engines, own_node) -> Iterator[Stack]:
     pools = {
         "chats": {"model": "g", "engine": "vllm", "operations": ["generate", "transcribe"], "nodes": [node("g-1", engines["g"].address)]},
         "vectors": {"model": "p", "engine": "vllm", "operations": "pooling", "nodes": [node("p-1", engines["p"].address)]},
+        "own": {"model": "o", "engine": "sglang", "operations": ["/v1/moderations"], "nodes": [node("o-1", own_node)]},
         "other": {"model": "t", "engine": "tensorrt_llm", "nodes": [node("t-1", engines["p"].address)]},
     }
-    aliases = {"chats": {"model": "g"}, "vectors": {"model": "p"}, "other": {"model": "t"}}
-    with Stack({"aliases": aliases, "pools": pools, "tenants": [tenant("acme")]}) as running:
+    operations = {"/v1/moderations": {"engines": ["sglang"], "paths": ["/moderations"], "prompt": ["input"], "metering": "prompt"}}
+    aliases = {"own": {"model": "o"}, "chats": {"model": "g"}, "vectors": {"model": "p"}, "other": {"model": "t"}}
+    with Stack({"operations": operations, "aliases": aliases, "pools": pools, "tenants": [tenant("acme")]}) as running:
         yield running
+
+
+class OwnNode(BaseHTTPRequestHandler):
+    """A node with an operation that is not built in: it counts the words of the input."""
+
+    seen: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.seen.append((self.path, body))
+        words = len(json.loads(body)["input"].split())
+        self._answer({"flagged": False, "usage": {"prompt_tokens": words, "total_tokens": words}})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_about: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def own_node() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OwnNode) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def of_trace(seen: list[dict[str, Any]], reply: httpx.Response) -> list[dict[str, Any]]:
@@ -69,6 +109,18 @@ def test_an_operation_reaches_its_node_with_the_engines_name_and_is_metered(stac
     reported = (reply.json().get("usage") or {}).get("prompt_tokens", 0)
     assert (prompt, output) == (reported, 0)
     assert (prompt > 0) is (operation.spec.metering is Metering.PROMPT)
+
+
+@pytest.mark.parametrize("path", ["/v1/moderations", "/moderations"])
+def test_an_operation_of_the_configuration_s_own_reaches_the_engine_that_it_names(stack, path):
+    with stack.client() as client:
+        reply = client.post(path, json={"model": "own", "input": "four words are here"})
+        refused = client.post(path, json={"model": "chats", "input": "four words are here"})
+    assert (reply.status_code, reply.headers["x-din-node-id"]) == (200, "o-1"), reply.text
+    asked, body = OwnNode.seen[-1]
+    assert (asked, json.loads(body)) == ("/v1/moderations", {"model": "o", "input": "four words are here"})
+    assert stack.cost(reply) == (4, 0)
+    assert (refused.status_code, refused.json()["detail"]) == (400, "The model `chats` does not serve /v1/moderations.")
 
 
 @pytest.mark.parametrize("operation", [Operation.TRANSCRIPTIONS, Operation.TRANSLATIONS])

@@ -80,6 +80,24 @@ refuses forms whose texts have any; the sound itself is not looked at.
 """
 
 
+_OWN = """
+## Operations of your own
+
+`operations:` in `din.yaml` adds one in the same form, here a path of a vLLM plugin that takes JSON and one that takes a form:
+
+```yaml
+operations:
+  /v1/moderations: { engines: [vllm], prompt: [input], metering: prompt, begins_soon: true }
+  /v1/audio/diarizations: { engines: [vllm], body: multipart, metering: seconds, ends: [diarization.done] }
+```
+
+Pools of the named engines serve it, unless their `operations` leave it out; rules can name it in `path`, and `check`, `explain`, `verify`
+and `fail_open` know it. The words for `metering` are `tokens` (prompt and output), `prompt`, `request`, `seconds` and `images`. But for the
+model's name, requests and answers pass as they are. A node whose own Envoy runs by `node.yaml` needs the same section there. Keys:
+[configuration](configuration.md).
+"""
+
+
 def operations_page() -> str:
     """Return the page of operations by engine."""
     columns = {name: openai_operations(name) or frozenset() for name in ENGINES if openai_operations(name) != frozenset()}
@@ -90,7 +108,7 @@ def operations_page() -> str:
         cells = ["yes" if operation in served else "" for served in columns.values()]
         paths = ", ".join(f"`{path}`" for path in spec.paths)
         text += f"| `{operation}` | {paths} | {spec.body} | {spec.metering} | {' | '.join(cells)} |\n"
-    return text + _METERING
+    return text + _METERING + _OWN
 
 
 def parameters_page() -> str:

@@ -94,6 +94,7 @@ class NodeProcess:
             clock=SystemClock(),
             watcher=DecisionCounters(),
             body_limit=settings.body_limit,
+            operations=settings.operations,
         )
         extproc = ExtProcService(self._handler_factory)
         self._health = HealthService(extproc.name)

@@ -48,6 +48,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         identities=None if settings.identity == NO_IDENTITIES else Identities(settings.identity, settings.tenants),
         models=models,
         body_limit=settings.body_limit,
+        operations=settings.operations,
         global_limits=global_limits,
         pools={pool.name: pool for pool in settings.pools},
         prices=settings.prices,

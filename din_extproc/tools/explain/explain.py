@@ -53,7 +53,7 @@ class ExplainFailed(Exception):  # noqa: N818 - it says what the request is
 
 
 class RecordedRequest(Struct, frozen=True):
-    """A recorded request. `body` is the JSON body itself."""
+    """A recorded request. `body` is the JSON body itself; a form is a text, each character a byte."""
 
     body: msgspec.Raw
     path: str = "/v1/chat/completions"
@@ -63,6 +63,12 @@ class RecordedRequest(Struct, frozen=True):
     """Those of a verified token."""
     peer: PeerConnection = NO_PEER
     """What Envoy would say of the connection: the first `uri` and `dns` name in the client's certificate, and its `address` and port."""
+
+    @property
+    def sent(self) -> bytes:
+        """The body's bytes."""
+        raw = bytes(self.body)
+        return msgspec.json.decode(raw, type=str).encode("latin-1", "replace") if raw.startswith(b'"') else raw
 
     @property
     def head(self) -> RequestHead:
@@ -105,7 +111,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     )
     request = PendingRequest()
     request.head, request.who, request.account = recorded.head, who, tenant.id
-    parsed = read_request(context, request, bytes(recorded.body))
+    parsed = read_request(context, request, recorded.sent)
     if isinstance(parsed, Refusal):
         return refused(parsed)
     wish = ExplainedIntent.of(parsed.intent, request.prefix)

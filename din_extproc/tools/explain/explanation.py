@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from din_extproc.domain.price import UNITS
-from din_extproc.domain.request import Intent
+from din_extproc.domain.request import Intent, Metering
 from din_extproc.domain.verdict import Refusal
 from din_extproc.route.rule_evaluation import RuleEvaluation
 
@@ -24,6 +24,11 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
     task_tier: str = ""
     version: str = ""
     priority: str = ""
+    charged_for: str = ""
+    """What the operation is charged for; "": prompt and output."""
+    images: int = 0
+    audio_seconds: int = 0
+    """Estimated."""
     prefix: str = ""
     """The same for prompts that begin alike."""
 
@@ -42,6 +47,9 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
             task_tier=intent.task_tier,
             version=intent.version,
             priority=intent.priority.value if intent.priority else "",
+            charged_for="" if intent.operation.spec.metering is Metering.TOKENS else intent.operation.spec.metering.value,
+            images=intent.images,
+            audio_seconds=intent.audio_seconds,
             prefix=f"{prefix:08x}" if prefix else "",
         )
 
@@ -143,9 +151,12 @@ def _wish(wish: ExplainedIntent) -> list[str]:
     more = [f"{name} {text}" for name, text in (("tier", wish.task_tier), ("version", wish.version), ("priority", wish.priority)) if text]
     limits = (("deadline in ms", wish.timeout_ms), ("budget in tokens", wish.budget_tokens), ("budget in money", wish.budget_cost))
     more += [f"{name} {limit:g}" for name, limit in limits if limit is not None]
+    measured = (("images", wish.images), ("seconds of audio", wish.audio_seconds))
+    charged = [f"charged   for {wish.charged_for}" + "".join(f", {number} {name}" for name, number in measured if number)]
     return [
         f"asks      {wish.path} of {wish.model!r}" + "".join(f", {each}" for each in more) + (", as a stream" if wish.stream else ""),
         f"prompt    about {wish.prompt_tokens} tokens; output {output}",
+        *(charged if wish.charged_for else ()),
     ]
 
 

@@ -5,7 +5,7 @@ difference. Without it the record itself is compared with, of those requests who
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from din_extproc.audit.records import RefusalRecord, SettlementRecord
 from din_extproc.audit.verify import split_lines
 from din_extproc.domain.price import format_money
 from din_extproc.domain.progress import ShareDone, ignore_progress, part_of
+from din_extproc.domain.request import BUILT_IN, Operation
 from din_extproc.domain.usage import Tags, Usage
 from din_extproc.domain.verdict import RefusalCode
 from din_extproc.edge.audit.files import read_log, replicas
@@ -113,7 +114,7 @@ def replay(folders: tuple[Path, ...], after: Settings, before: Settings | None, 
     Raises:
         ReplayRefused: a folder can't be read or holds no audit log.
     """
-    record = recorded(folders)
+    record = recorded(folders, after.operations)
     decided = [past for past in record if past.intent is not None and (before is not None or _by_configuration(past.fate))]
     first, second = None if before is None else _rerun(before), _rerun(after)
     then = [past.fate for past in decided] if first is None else first.fates(decided, part_of(progress, 0, 2))
@@ -185,13 +186,13 @@ def _changes(record: list[ReplayedRequest], then: list[ReplayOutcome], now: list
         )
 
 
-def recorded(folders: Iterable[Path]) -> list[ReplayedRequest]:
-    """The requests of audit logs, in the order in which they came.
+def recorded(folders: Iterable[Path], operations: Mapping[str, Operation] = BUILT_IN) -> list[ReplayedRequest]:
+    """The requests of audit logs for these operations, in the order in which they came.
 
     Raises:
         ReplayRefused: a folder can't be read or holds no audit log.
     """
-    return sorted(_pasts(folders), key=lambda past: (past.began_ms, past.trace_id))
+    return sorted(_pasts(folders, operations), key=lambda past: (past.began_ms, past.trace_id))
 
 
 def owner_finder(settings: Settings) -> OwnerFinder:
@@ -208,21 +209,21 @@ def owner_finder(settings: Settings) -> OwnerFinder:
     return find
 
 
-def _pasts(folders: Iterable[Path]) -> Iterator[ReplayedRequest]:
+def _pasts(folders: Iterable[Path], operations: Mapping[str, Operation]) -> Iterator[ReplayedRequest]:
     found = False
     for folder in folders:
         try:
             for replica in replicas(folder):
                 found = True
                 for _, content in read_log(folder, replica).segments:
-                    yield from filter(None, map(_past, split_lines(content)))
+                    yield from filter(None, (_past(line, operations) for line in split_lines(content)))
         except OSError as error:
             raise ReplayRefused(f"{folder}: {error.strerror or error}") from error
     if not found:
         raise ReplayRefused(f"no audit log lies in {', '.join(map(str, folders))}")
 
 
-def _past(text: bytes) -> ReplayedRequest | None:
+def _past(text: bytes, operations: Mapping[str, Operation]) -> ReplayedRequest | None:
     """What a line says of a request; None: it speaks of something else, or is none."""
     line = parse_line(text)
     event = None if line is None else decode_line(line, SettlementRecord) or decode_line(line, RefusalRecord)
@@ -240,7 +241,7 @@ def _past(text: bytes) -> ReplayedRequest | None:
         answers=event.answers_asked,
         longest=event.longest_estimate,
     )
-    intent = intent_of(tags, event.operation, event.prompt_estimate, stream=event.stream)
+    intent = intent_of(tags, event.operation, event.prompt_estimate, stream=event.stream, operations=operations)
     took_ms = round(event.duration_ms or 0.0)
     began_ms = round(event.at * 1000) - took_ms
     if isinstance(event, RefusalRecord):

@@ -19,7 +19,7 @@ from din_extproc.admit.keys import Authenticated
 from din_extproc.admit.ledger import Claim, Denied, Granted
 from din_extproc.admit.queue import is_queueable
 from din_extproc.domain.progress import ShareDone, ignore_progress
-from din_extproc.domain.request import BUILT_IN, Estimate, Intent, Priority, RequestHead
+from din_extproc.domain.request import BUILT_IN, Estimate, Intent, Operation, Priority, RequestHead
 from din_extproc.domain.tenant import Queueing
 from din_extproc.domain.usage import Tags, Usage
 from din_extproc.domain.verdict import Refusal, RefusalCode
@@ -248,9 +248,11 @@ def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: Ro
     return RequestHead("POST", intent.operation.value, tier)
 
 
-def intent_of(tags: Tags, operation: str, prompt_tokens: int, *, stream: bool) -> Intent | None:
+def intent_of(
+    tags: Tags, operation: str, prompt_tokens: int, *, stream: bool, operations: Mapping[str, Operation] = BUILT_IN
+) -> Intent | None:
     """The intent that a record's tags speak of; None: they name no operation. What was expected of its answers counts for all of them."""
-    known = BUILT_IN.get(operation)
+    known = operations.get(operation)
     if not tags.model or known is None:
         return None
     wanted = Priority(tags.priority) if tags.priority in set(Priority) else None

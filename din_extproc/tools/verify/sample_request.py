@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.price import UNITS
-from din_extproc.domain.request import Operation, Priority
+from din_extproc.domain.request import Priority
 from din_extproc.route.rules import RuleCondition
 
 _SOME_VALUE = "verify"
@@ -19,7 +19,7 @@ _SOME_VALUE = "verify"
 class SampleRequest(Struct, frozen=True):
     """The properties of a sample request. None and empty fields are unconstrained."""
 
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[str, ...] = ()
     lowest: int = 0
     """Estimated prompt tokens."""
     highest: int | None = None
