@@ -41,6 +41,8 @@ ROUTE_CONFIGURATION = "din"
 UNDECIDED = "undecided"
 SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
 """Where a tenant's key or session can stand: a node has no use for it."""
+USERS = [f"x-openwebui-{name}" for name in ("user-name", "user-id", "user-email", "user-role", "chat-id", "message-id")]
+"""Who the person behind a request is, by the word of chat UIs: a node has no use for it either."""
 WHOLE_HEADER = "x-din-whole"
 """Set for an answer that is complete when it begins: its node is silent for as long as it works."""
 INSIDE = [CLUSTER_HEADER, WHOLE_HEADER, "accept-encoding", "x-envoy-external-address"]
@@ -108,7 +110,7 @@ def removed_headers(topology: Topology) -> list[str]:
     """Headers that a node gets no sight of."""
     gateway = topology.identity.gateway
     said = () if gateway is None else tuple(filter(None, (gateway.tenant_header, FORWARDED_CERTIFICATE)))
-    return [*SECRETS, *INSIDE, *said]
+    return list(dict.fromkeys((*SECRETS, *INSIDE, *USERS, *said)))
 
 
 def _chosen_pool(topology: Topology) -> Route:

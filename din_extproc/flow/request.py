@@ -119,7 +119,7 @@ class ExchangeHandler(PendingRequest, ABC):
     async def decide(self, head: RequestHead, body: bytes) -> Verdict:
         """The verdict on a whole request."""
         context = self._context
-        if head.path == context.view.health_path:
+        if head.path in context.view.health_paths:
             return answers.HEALTHY
         began, wall = context.clock.monotonic(), context.clock.wall()
         self._identify(head, wall)

@@ -74,7 +74,7 @@ class DecisionView(Struct, frozen=True):
     """What all tenants together may use."""
     operations: Mapping[str, Operation] = BUILT_IN
     """Every operation that is served, by path."""
-    health_path: str | None = None
+    health_paths: frozenset[str] = frozenset()
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
     identities: Identities | None = None
     """None: requests are authenticated by API key alone."""

@@ -97,6 +97,9 @@ def _check_health_path(text: str | None) -> str | None:
     return text
 
 
+_ENGINE_HEALTH = "/health"
+
+
 class CorsSection(Section):
     """Which web pages may call."""
 
@@ -128,13 +131,19 @@ class EnvoySection(Section):
     outlier: OutlierSection = OutlierSection()
     health_check: Annotated[HealthCheckSection | None, BeforeValidator(off_is_none)] = HealthCheckSection()
     health_path: Annotated[str | None, AfterValidator(_check_health_path), BeforeValidator(off_is_none)] = "/healthz"
-    """Load balancers ask the listener here whether it serves, without a key: 200 while a worker answers and Envoy is not draining."""
+    """Load balancers ask the listener here whether it serves, without a key: 200 while a worker answers and Envoy is not draining.
+    `/health`, which tools ask of engines, is answered by the worker alone. None: neither."""
     credentials_folder: Text = "credentials"
     """Where the sidecar writes the keys of remote APIs for Envoy (SDS files, mode 0600), relative to the configuration. Both need it."""
     cors: CorsSection = CorsSection()
     access_log_flush_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
     access_log: Literal["fluentd", "grpc"] = "fluentd"
     """How Envoy reports finished exchanges; `fluentd` costs it less CPU. The sidecar takes both at `gateway.access_log`."""
+
+    @property
+    def health_paths(self) -> frozenset[str]:
+        """Every path at which the worker says that it serves."""
+        return frozenset() if self.health_path is None else frozenset({self.health_path, _ENGINE_HEALTH})
 
     @model_validator(mode="after")
     def _check_paths_apart(self) -> "EnvoySection":

@@ -19,7 +19,7 @@ OperationPath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)+$", max_leng
 _FieldName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 _Fields = Annotated[tuple[_FieldName, ...], OneOrMany]
 _EventType = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-_ANSWERED_HERE = ("/v1/models", "/v1/usage", "/v1/responses")
+_ANSWERED_HERE = ("/v1/models", "/v1/usage", "/v1/responses", "/health")
 """Paths that the gateway answers itself, with all that is under them."""
 _MIB = 1 << 20
 

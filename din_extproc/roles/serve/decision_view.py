@@ -55,7 +55,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         budgets=settings.budgets,
         screenings=screenings,
         pool_screenings=pool_screenings,
-        health_path=settings.envoy.health_path,
+        health_paths=settings.envoy.health_paths,
     )
 
 
