@@ -88,6 +88,12 @@ class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, ta
     completion_tokens: int
     cached_tokens: int = 0
     estimated: bool = False
+    images: int = 0
+    """Images that were made."""
+    audio_seconds: int = 0
+    """Length of the audio that was read."""
+    media: int = 0
+    """Images, audio and files of the prompt."""
     reserved_tokens: int = 0
     cost: int = 0
     """In 10**-9 of the currency."""

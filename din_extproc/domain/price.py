@@ -32,12 +32,17 @@ class Price(Struct, frozen=True, gc=False, kw_only=True):
     """A request that was answered."""
     media: int = 0
     """An image, audio or file of the prompt."""
+    generated_image: int = 0
+    """An image of the answer."""
+    audio_second: int = 0
+    """A second of audio that was read."""
 
     def cost(self, usage: Usage, media: int) -> int:
         """Return the cost of an answered request in 10**-9 of the currency, rounded half up."""
         fresh = usage.prompt_tokens - usage.cached_tokens
         tokens = fresh * self.input + usage.cached_tokens * self.cached_input + usage.completion_tokens * self.output
-        return (tokens + self.request + media * self.media + _PER_UNIT // 2) // _PER_UNIT
+        pieces = media * self.media + usage.images * self.generated_image + usage.audio_seconds * self.audio_second
+        return (tokens + self.request + pieces + _PER_UNIT // 2) // _PER_UNIT
 
 
 class PriceList(Struct, frozen=True):

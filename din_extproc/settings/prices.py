@@ -65,12 +65,25 @@ class PriceSection(Section):
     """One answered request."""
     image: PerPiece = 0
     """One image, audio or file of a prompt, besides its tokens."""
+    generated_image: PerPiece = 0
+    """One image that was made."""
+    audio_second: PerPiece = 0
+    """One second of audio that was transcribed or translated."""
 
     def price(self) -> Price:
         """For the domain."""
         since = 0.0 if self.since is None else datetime(self.since.year, self.since.month, self.since.day, tzinfo=UTC).timestamp()
         cached = self.input if self.cached_input is None else self.cached_input
-        return Price(since=since, input=self.input, cached_input=cached, output=self.output, request=self.request, media=self.image)
+        return Price(
+            since=since,
+            input=self.input,
+            cached_input=cached,
+            output=self.output,
+            request=self.request,
+            media=self.image,
+            generated_image=self.generated_image,
+            audio_second=self.audio_second,
+        )
 
 
 def _apart(prices: tuple[PriceSection, ...]) -> tuple[PriceSection, ...]:

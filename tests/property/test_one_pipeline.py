@@ -20,7 +20,7 @@ from din_extproc.admit.local import LocalLedger
 from din_extproc.domain.health import BreakerSnapshot, BreakerSnapshots, BreakerState
 from din_extproc.domain.membership import NodeState
 from din_extproc.domain.request import RequestHead
-from din_extproc.domain.usage import Labels
+from din_extproc.domain.usage import Labels, Usage
 from din_extproc.domain.verdict import ImmediateResponse, Refusal, Verdict
 from din_extproc.edge.background import Background
 from din_extproc.edge.registry.forms import HealthForm, MemberForm, NodeForm
@@ -243,7 +243,7 @@ def past_of(labels: Labels, entry: str, at: int) -> ReplayedRequest:
     assert labels.tags.entry == entry
     return ReplayedRequest(
         trace_id=str(at), tenant=labels.tenant, key_id=labels.key_id, began_ms=int(HOUR_UTC * 3_600_000), took_ms=60_000,
-        charged=1, answered=1, cached=0, cost=0, reserved=labels.reserved_tokens,
+        usage=Usage(0, 1), media=0, cost=0, reserved=labels.reserved_tokens,
         intent=intent_of(labels.tags, labels.operation, labels.prompt_estimate, stream=labels.stream), entry=entry,
         fate=ReplayOutcome(labels.pool, labels.model, labels.rule),
     )  # fmt: skip

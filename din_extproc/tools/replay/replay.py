@@ -147,8 +147,7 @@ def _costs(
         else:
             found = Counter(run.costs)
             for past in left:
-                used = Usage(past.charged - past.answered, past.answered, past.cached)
-                found[past.tenant] += settings.prices.cost(past.fate.model, past.began_ms / 1000, used, 0)
+                found[past.tenant] += settings.prices.cost(past.fate.model, past.began_ms / 1000, past.usage, past.media)
         found["(all)"] = sum(found.values())
         sums.append(found)
     then, now = sums
@@ -181,7 +180,7 @@ def _changes(record: list[ReplayedRequest], then: list[ReplayOutcome], now: list
             before=before_text,
             after=after_text,
             requests=len(pasts),
-            tokens=sum(past.charged for past in pasts),
+            tokens=sum(past.usage.total_tokens for past in pasts),
             examples=examples,
         )
 
@@ -245,20 +244,26 @@ def _past(text: bytes, operations: Mapping[str, Operation]) -> ReplayedRequest |
     took_ms = round(event.duration_ms or 0.0)
     began_ms = round(event.at * 1000) - took_ms
     if isinstance(event, RefusalRecord):
-        answered, charged, reserved, fate = None, 0, 0, ReplayOutcome(refusal=event.code)
+        usage, media, cost, reserved, fate = Usage(0, 0), 0, 0, 0, ReplayOutcome(refusal=event.code)
     else:
-        answered, charged, reserved = event.completion_tokens, event.prompt_tokens + event.completion_tokens, event.reserved_tokens
+        usage = Usage(
+            event.prompt_tokens,
+            event.completion_tokens,
+            event.cached_tokens,
+            images=event.images,
+            audio_seconds=event.audio_seconds,
+        )
+        media, cost, reserved = event.media, event.cost, event.reserved_tokens
         fate = ReplayOutcome(event.pool, event.model, event.rule, degraded=event.degraded)
     return ReplayedRequest(
         trace_id=event.trace_id,
         tenant=event.tenant,
         key_id=event.key_id,
         began_ms=began_ms,
-        took_ms=None if answered is None else took_ms,
-        charged=charged,
-        answered=answered or 0,
-        cached=0 if isinstance(event, RefusalRecord) else event.cached_tokens,
-        cost=0 if isinstance(event, RefusalRecord) else event.cost,
+        took_ms=None if isinstance(event, RefusalRecord) else took_ms,
+        usage=usage,
+        media=media,
+        cost=cost,
         reserved=reserved,
         intent=intent,
         entry=event.entry,

@@ -74,12 +74,10 @@ class ReplayedRequest(Struct, frozen=True):
     """Milliseconds since the epoch."""
     took_ms: int | None
     """None: it was not answered by a node."""
-    charged: int
-    """Tokens."""
-    answered: int
-    """Those of the answer among them."""
-    cached: int
-    """Those of the prompt that the engine's cache had."""
+    usage: Usage
+    """As charged."""
+    media: int
+    """Images, audio and files of the prompt."""
     cost: int
     """As recorded, in 10**-9 of the currency."""
     reserved: int
@@ -227,11 +225,13 @@ class ReplayRun:
         taken = self._begun.pop(at).taken
         if taken is not None:
             self._context.selector.release(taken)
-        charged, answered = (past.charged, past.answered) if past.charged else self._usual.get(past.tenant, _NEVER)[1:]
-        used = Usage(charged - answered, answered, past.cached)
-        cost = self._context.view.prices.cost(self._fates[at].model, past.began_ms / 1000, used, 0)
+        used = past.usage
+        if not used.total_tokens:
+            _, charged, answered = self._usual.get(past.tenant, _NEVER)
+            used = Usage(charged - answered, answered)
+        cost = self._context.view.prices.cost(self._fates[at].model, past.began_ms / 1000, used, past.media)
         self.costs[past.tenant] += cost
-        self._counters.settle(past.tenant, str(at), charged, self._clock.ms, cost)
+        self._counters.settle(past.tenant, str(at), used.total_tokens, self._clock.ms, cost)
 
 
 def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: RouteTable, versions: VersionsOf) -> RequestHead:
@@ -278,5 +278,5 @@ def tenant_averages(record: Sequence[ReplayedRequest]) -> dict[str, tuple[int, i
     for past in record:
         if past.took_ms is not None:
             count, took_ms, tokens, answered = sums.get(past.tenant, (0, 0, 0, 0))
-            sums[past.tenant] = count + 1, took_ms + past.took_ms, tokens + past.charged, answered + past.answered
+            sums[past.tenant] = count + 1, took_ms + past.took_ms, tokens + past.usage.total_tokens, answered + past.usage.completion_tokens
     return {tenant: (took_ms // count, tokens // count, answered // count) for tenant, (count, took_ms, tokens, answered) in sums.items()}

@@ -310,8 +310,8 @@ def _repeat_traffic(record: list[ReplayedRequest], settings: Settings, speed: fl
         who, intent = find_owner(past), past.intent
         if intent is None or who is None:
             continue
-        answered = past.answered or mean.get(past.tenant, (0, 0, 0))[2] or 1
-        prompt = past.charged - past.answered or intent.prompt_tokens or 1
+        answered = past.usage.completion_tokens or mean.get(past.tenant, (0, 0, 0))[2] or 1
+        prompt = past.usage.total_tokens - past.usage.completion_tokens or intent.prompt_tokens or 1
         head = head_of(past, intent, who, settings.routes, get_versions)
         at = (past.began_ms - record[0].began_ms) / 1000 / speed
         yield Arrival(

@@ -23,6 +23,13 @@ def test_a_request_and_its_images_cost_besides_their_tokens():
     assert LARGE.cost(Usage(1, 0), media=3) == 3000 + 10**6 + 6 * 10**6
 
 
+def test_images_that_are_made_and_seconds_of_audio_have_prices_of_their_own():
+    price = Price(since=0, input=10**6, generated_image=40 * 10**9, audio_second=10**8)
+    assert price.cost(Usage(7, 0, images=2), 0) == 7 * 10**3 + 2 * 40 * 10**6
+    assert price.cost(Usage(0, 5, audio_seconds=61), 0) == 61 * 10**5
+    assert PriceList("EUR", {"m": (price,)}).cost("m", 0.0, Usage(0, 0, images=1), 0) == 0, "nothing was made"
+
+
 @given(st.integers(0, 10**7), st.integers(0, 10**6))
 def test_sums_are_off_by_less_than_half_a_unit_a_request(prompt, completion):
     price = Price(since=0, input=333, output=1001)

@@ -19,11 +19,16 @@ def test_prices_are_exact_and_the_newest_that_is_valid_counts(tmp_path):
 
 
 def test_a_price_file_is_part_of_the_configuration(tmp_path):
-    (tmp_path / "prices.yaml").write_text('models: {large: {input: "3", request: 0.001, image: 0.002}}')
+    (tmp_path / "prices.yaml").write_text(
+        'models: {large: {input: "3", request: 0.001, image: 0.002, generated_image: 0.04, audio_second: 0.0001}}'
+    )
     loaded = read(tmp_path, "prices: {currency: EUR, file: prices.yaml}")
     assert isinstance(loaded, Settings)
     assert str(tmp_path / "prices.yaml") in loaded.files
-    assert loaded.prices.models == {"large": (Price(since=0, input=3_000_000, cached_input=3_000_000, request=10**9, media=2 * 10**9),)}
+    large = Price(
+        since=0, input=3_000_000, cached_input=3_000_000, request=10**9, media=2 * 10**9, generated_image=40 * 10**9, audio_second=10**8
+    )
+    assert loaded.prices.models == {"large": (large,)}
     (tmp_path / "prices.yaml").write_text("models: {large: {input: 4}}")
     changed = load(tmp_path / "din.yaml", {})
     assert isinstance(changed, Settings)
