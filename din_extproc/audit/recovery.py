@@ -45,7 +45,7 @@ def plan_resumption(files: LogFiles, keys: chain.Keys, now: float) -> LogResumpt
     end, _ = _find_last(data)
     begun = chain.parse_line(next(split_lines(data), b""))
     seq = max(report.last, 0 if head is None else chain.read_number(head) or 0)
-    fresh = [finding for finding in report.findings if not finding.told]
+    fresh = [finding for finding in report.findings if not finding.reported]
     gap = None
     if fresh:
         lost = next((finding for finding in fresh if finding.last), None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from din_extproc.audit.records import Witness
 
@@ -35,7 +35,7 @@ class AuditFinding(Struct, frozen=True, omit_defaults=True):
     """With `seq`: all records from there to here."""
     trace_id: str = ""
     """What the record says now."""
-    told: bool = False
+    reported: bool = field(default=False, name="told")
     """The writer itself says so, in a `gap`."""
 
     def __str__(self) -> str:

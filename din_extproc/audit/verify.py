@@ -222,7 +222,7 @@ class _LogReader:
             what = f"{gap.dropped} events were not recorded before record {number}: {gap.reason}"
         else:
             what = f"before record {number}: {gap.reason}"
-        self._report(self._name, what, seq=gap.first or number, last=gap.last, told=True)
+        self._report(self._name, what, seq=gap.first or number, last=gap.last, reported=True)
 
     def _find_key(self, secret: bytes, line: ChainLine) -> bool:
         return any(chain.is_genuine(secret, before, line) for before in self._before)
@@ -240,8 +240,10 @@ class _LogReader:
         what = f"record {first} is missing" if first == last else f"records {first} to {last} are missing"
         self._report(self._name, what, line=at, seq=first, last=last)
 
-    def _report(self, file: str, what: str, *, line: int = 0, seq: int = 0, last: int = 0, trace_id: str = "", told: bool = False) -> None:
-        self.report.findings.append(AuditFinding(file=file, what=what, line=line, seq=seq, last=last, trace_id=trace_id, told=told))
+    def _report(
+        self, file: str, what: str, *, line: int = 0, seq: int = 0, last: int = 0, trace_id: str = "", reported: bool = False
+    ) -> None:
+        self.report.findings.append(AuditFinding(file=file, what=what, line=line, seq=seq, last=last, trace_id=trace_id, reported=reported))
 
 
 def _parse_number(text: bytes) -> int | None:

@@ -20,12 +20,12 @@ def show_progress(task: str) -> Iterator[ShareDone]:
     began = time.monotonic()
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    shown = bar.add_task(task, total=1.0)
+    task_id = bar.add_task(task, total=1.0)
 
     def report(share: float) -> None:
         if not bar.live.is_started and time.monotonic() - began >= _QUICK_S:
             bar.start()
-        bar.update(shown, completed=share)
+        bar.update(task_id, completed=share)
 
     try:
         yield report

@@ -358,8 +358,8 @@ def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
     """
     host = placement.host.replace(".", "_")
     virtual_host = f"..virtual_hosts[?(@.name=='{placement.listener_path}/{host}')]"
-    told = [to_plain(each) for each in build_node_headers()]
-    yield _patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", told)
+    node_headers = [to_plain(each) for each in build_node_headers()]
+    yield _patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", node_headers)
     closed = f"..routes[?(@.name=='httproute/{placement.namespace}/din-closed/rule/0/match/0/{host}')]"
     yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/route", {"cluster_header": CLUSTER_HEADER})
     yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/name", UNDECIDED)

@@ -109,8 +109,8 @@ def _preflight(origin: str) -> Route:
 def removed_headers(topology: Topology) -> list[str]:
     """Headers that a node gets no sight of."""
     gateway = topology.identity.gateway
-    said = () if gateway is None else tuple(filter(None, (gateway.tenant_header, FORWARDED_CERTIFICATE)))
-    return list(dict.fromkeys((*SECRETS, *INSIDE, *USERS, *said)))
+    forwarded = () if gateway is None else tuple(filter(None, (gateway.tenant_header, FORWARDED_CERTIFICATE)))
+    return list(dict.fromkeys((*SECRETS, *INSIDE, *USERS, *forwarded)))
 
 
 def _chosen_pool(topology: Topology) -> Route:

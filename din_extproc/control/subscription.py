@@ -138,13 +138,13 @@ class XdsSubscription:
             self._has = {name: resource for name, resource in self._has.items() if name in self._names}
 
     def _on_ack(self, nonce: str, refusal: str | None) -> AckStatus:
-        said = self._classify_ack(nonce, refusal)
-        self.phase = _NEXT[self.phase, said]
-        if said is AckStatus.YES:
+        status = self._classify_ack(nonce, refusal)
+        self.phase = _NEXT[self.phase, status]
+        if status is AckStatus.YES:
             self.acked, self.refusal = self._version, ""
-        elif said is AckStatus.NO:
+        elif status is AckStatus.NO:
             self.refusal = refusal or "refused without a reason"
-        return said
+        return status
 
     def _classify_ack(self, nonce: str, refusal: str | None) -> AckStatus:
         if not nonce or not self._nonce:
@@ -178,7 +178,7 @@ class XdsSubscription:
             return None
         removed = tuple(sorted(name for name, resource in changed.items() if resource is None))
         resources = tuple(resource for resource in changed.values() if resource is not None)
-        told = tuple(resource.name for resource in resources)
+        names = tuple(resource.name for resource in resources)
         self._has.update(changed)
         for name in removed:
             if name not in self._names:
@@ -187,7 +187,7 @@ class XdsSubscription:
             resources = tuple(resource for resource in self._has.values() if resource is not None)
         self.phase, self._owed = SubscriptionPhase.OFFERED, False
         self._nonce, self._version = nonce, snapshot.versions[self.type_url]
-        return XdsOffer(nonce, self._version, resources, removed, told)
+        return XdsOffer(nonce, self._version, resources, removed, names)
 
     def _find_changed(self, snapshot: Snapshot, *, removals: bool) -> dict[str, Resource | None]:
         """What the client has not as it is. None: it is no more."""

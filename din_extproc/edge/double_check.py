@@ -66,8 +66,12 @@ class DoubleChecker:
         blamed = [check.node.id, peers[0].id]
         third = await self._ask_node(session, check, peers[1]) if len(peers) > 1 else None
         if third is not None:
-            said = zip(blamed, (first, second), strict=True)
-            odd = [node_id for node_id, words in said if compare_answers(words, third, sampled=check.sampled)[0] is Agreement.DIFFER]
+            blamed_answers = zip(blamed, (first, second), strict=True)
+            odd = [
+                node_id
+                for node_id, answer in blamed_answers
+                if compare_answers(answer, third, sampled=check.sampled)[0] is Agreement.DIFFER
+            ]
             blamed = odd if len(odd) == 1 else blamed
         return 2 + (len(peers) > 1), replace(compared, blamed=tuple(blamed))
 

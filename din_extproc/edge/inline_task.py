@@ -15,14 +15,14 @@ T = TypeVar("T")
 class InlineTask(Generic[T]):
     """A running coroutine. It starts in the constructor, which may call `done` or `failed`."""
 
-    __slots__ = ("_cancelled", "_coroutine", "_done", "_failed", "_running", "_turn", "_waiting_for")
+    __slots__ = ("_cancelled", "_coroutine", "_done", "_failed", "_next_step", "_running", "_waiting_for")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
         self._coroutine: Coroutine[Any, Any, T] | None = coroutine
         self._done = done
         self._failed = failed
         self._waiting_for: asyncio.Future[Any] | None = None
-        self._turn: asyncio.Handle | None = None
+        self._next_step: asyncio.Handle | None = None
         self._cancelled = False
         self._running = False
         self._run_step()
@@ -34,9 +34,9 @@ class InlineTask(Generic[T]):
         if self._running:
             self._cancelled = True
             return
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        if self._next_step is not None:
+            self._next_step.cancel()
+            self._next_step = None
         waiting_for, self._waiting_for = self._waiting_for, None
         if waiting_for is not None:
             waiting_for.remove_done_callback(self._wake)
@@ -49,7 +49,7 @@ class InlineTask(Generic[T]):
             self._run_step()
 
     def _schedule_step(self) -> None:
-        self._turn = None
+        self._next_step = None
         self._run_step()
 
     def _run_step(self, error: BaseException | None = None) -> None:
@@ -81,7 +81,7 @@ class InlineTask(Generic[T]):
                 yielded.cancel()
             return asyncio.CancelledError()
         if yielded is None:
-            self._turn = asyncio.get_running_loop().call_soon(self._schedule_step)
+            self._next_step = asyncio.get_running_loop().call_soon(self._schedule_step)
             return None
         if getattr(yielded, "_asyncio_future_blocking", None) is not True:
             return RuntimeError(f"a coroutine that is driven may await asyncio futures only, not {type(yielded).__name__}")

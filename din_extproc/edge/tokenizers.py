@@ -48,13 +48,13 @@ class _Loaded(Struct, frozen=True):
         """Return the number of tokens of the texts."""
         return sum(map(len, self.backend.encode_batch_fast(texts, add_special_tokens=False)))
 
-    def around(self, prompt: Prompt, gauge: TokenCalibrator) -> int:
+    def around(self, prompt: Prompt, calibrator: TokenCalibrator) -> int:
         """Return the number of tokens outside the texts of the prompt."""
         if not prompt.templated:
             return self.special * prompt.messages
         if self.frame is not None:
             return self.frame.request + self.frame.message * prompt.messages
-        message, request = gauge.calibration.weights[-2:]
+        message, request = calibrator.calibration.weights[-2:]
         return max(0, round(message * prompt.messages + request))
 
 
@@ -79,7 +79,7 @@ class ModelTokenizer:
         """
         self._loaded = await asyncio.get_running_loop().run_in_executor(self._executor, _load_tokenizer, self._folder)
 
-    async def count(self, prompt: Prompt, estimate: Estimate, gauge: TokenCalibrator) -> Estimate:
+    async def count(self, prompt: Prompt, estimate: Estimate, calibrator: TokenCalibrator) -> Estimate:
         """Count the tokens of a prompt.
 
         Text is counted by the tokenizer, the chat template's frame is added as it was measured when it was loaded; without a template it
@@ -88,7 +88,7 @@ class ModelTokenizer:
         Args:
             prompt: A request's input.
             estimate: Of that prompt.
-            gauge: The model's.
+            calibrator: The calibration of the request's model.
 
         Returns:
             An estimate of exact tokens that can be learned from like the given one; the given one when the tokenizer is not loaded or
@@ -105,10 +105,10 @@ class ModelTokenizer:
                 tokens = await loop.run_in_executor(self._executor, lambda: loaded.count(prompt.texts()))
         except Exception:  # noqa: BLE001 - the tokenizer is foreign code that meets any text, and an estimate is at hand
             return estimate
-        tokens += estimate.fixed + loaded.around(prompt, gauge)
+        tokens += estimate.fixed + loaded.around(prompt, calibrator)
         longest = estimate.longest
         if prompt.longest is not None and longest is not None:
-            longest = await self.count(prompt.longest, longest, gauge)
+            longest = await self.count(prompt.longest, longest, calibrator)
         return Estimate(tokens, estimate.features, estimate.fixed, exact=True, longest=longest)
 
 
@@ -136,8 +136,8 @@ def _measure_frame(tokenizer: Any) -> _Frame:
         return len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False))
 
     def rendered(messages: int) -> int:
-        turns = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(messages)]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        chat = [{"role": ("user", "assistant")[index % 2], "content": "a"} for index in range(messages)]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return length(text) - messages * word
 
     word = length("a")

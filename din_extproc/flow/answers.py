@@ -108,15 +108,15 @@ def build_models_response(
         length: The longest context among the nodes of these pools; None: they have none.
         created: Since when they are served: seconds since the epoch.
     """
-    shown = []
+    listings = []
     for model in listed:
         longest = length(model.pools)
-        shown.append(_ModelListing(model.name, created=created, max_model_len=longest, context_length=longest, alias_for=model.models))
-    content: object = {"object": "list", "data": [listing for listing in shown if "*" not in listing.id]}
+        listings.append(_ModelListing(model.name, created=created, max_model_len=longest, context_length=longest, alias_for=model.models))
+    content: object = {"object": "list", "data": [listing for listing in listings if "*" not in listing.id]}
     if name:
-        if not shown:
+        if not listings:
             return Refusal(RefusalCode.MODEL_NOT_FOUND, "There is no model of this name.", param="model")
-        [content] = shown
+        [content] = listings
     return ImmediateResponse(
         status=200,
         headers=(("content-type", _JSON), *make_trace_headers("", trace_id)),

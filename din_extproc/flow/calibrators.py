@@ -33,7 +33,8 @@ class TokenCalibrators:
         """What one image, audio or file costs, by physical model; models that are not there have the usual cost."""
         self._media = {model: TokenCalibrator(media_tokens=cost) for model, cost in tokens.items() if cost != _GENERAL.media_tokens}
         self._by_model = {
-            model: replace(gauge, media_tokens=self._make_calibrator(model).media_tokens) for model, gauge in self._by_model.items()
+            model: replace(calibrator, media_tokens=self._make_calibrator(model).media_tokens)
+            for model, calibrator in self._by_model.items()
         }
 
     def for_name(self, name: str) -> TokenCalibrator:
@@ -47,8 +48,8 @@ class TokenCalibrators:
 
     def learn(self, model: str, features: tuple[float, ...], fixed: int, prompt_tokens: int) -> None:
         """The engine counted a prompt that was estimated from these features."""
-        gauge = self.for_model(model)
-        self._by_model[model] = replace(gauge, calibration=update_calibration(gauge.calibration, features, fixed, prompt_tokens))
+        calibrator = self.for_model(model)
+        self._by_model[model] = replace(calibrator, calibration=update_calibration(calibrator.calibration, features, fixed, prompt_tokens))
         self._changed.add(model)
 
     def take_changes(self) -> dict[str, Calibration]:

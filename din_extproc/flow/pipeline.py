@@ -238,8 +238,8 @@ async def count_exactly(context: DecisionContext, request: PendingRequest, inten
     """Stage 5: the intent with the exact length of its prompt; with the estimate when counting fails."""
     if request.parsed is None:
         return intent
-    gauge = context.calibrators.for_name(intent.model)
-    counted = request.intent = replace(intent, estimate=await counter.count(request.parsed.prompt, intent.estimate, gauge))
+    calibrator = context.calibrators.for_name(intent.model)
+    counted = request.intent = replace(intent, estimate=await counter.count(request.parsed.prompt, intent.estimate, calibrator))
     return counted
 
 

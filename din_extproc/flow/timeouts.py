@@ -48,8 +48,8 @@ class RequestTimeouts(Struct, frozen=True, gc=False):
 def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts:
     """What holds for a request that goes to this pool. A beginning that may take as long as the whole has no limit of its own."""
     own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
-    patience = intent.timeout_ms
-    total = own if patience is None else patience if own is None else min(own, patience)
+    deadline = intent.timeout_ms
+    total = own if deadline is None else deadline if own is None else min(own, deadline)
     first, whole = pool.timeouts.first_byte_ms, not (intent.stream or intent.operation.spec.begins_soon)
     if first is not None and ((total is not None and first >= total) or whole):
         first = None

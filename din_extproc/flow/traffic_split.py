@@ -18,7 +18,7 @@ _MOST_CREDIT = 2.0
 
 
 class FractionalSampler:
-    """Counts out one share of the turns that are had."""
+    """Selects a fraction of the requests, evenly spaced: the fraction that a breaker lets through."""
 
     __slots__ = ("_credit", "_last_request_number", "breaker")
 
@@ -27,8 +27,8 @@ class FractionalSampler:
         self._credit = 0.0
         self._last_request_number = request_number
 
-    def take_turn(self, request_number: int, among: int, now: float) -> bool:
-        """Whether the one with this share is due at the number that so many share. Of what it did not use, one number is saved up."""
+    def take_credit(self, request_number: int, among: int, now: float) -> bool:
+        """Return whether to select this request, one of a sequence that `among` samplers share. Unused credit is kept for one request."""
         earned = (request_number - self._last_request_number) * self.breaker.share(now) / among
         self._last_request_number = request_number
         self._credit = min(_MOST_CREDIT, self._credit + earned)
@@ -117,9 +117,9 @@ class TrafficSplit:
     def find_divert_reason(self, pool: str, gate: PoolThrottle, now: float) -> str:
         """Why a request should go elsewhere, "" when it is one of those that pass. Asked once per request: it counts."""
         number = self._pool_request_numbers[pool] = self._pool_request_numbers[pool] + 1
-        if gate.trial_sampler is not None and not gate.trial_sampler.take_turn(number, 1, now):
+        if gate.trial_sampler is not None and not gate.trial_sampler.take_credit(number, 1, now):
             return "half_open"
-        if gate.breaker_sampler is not None and not gate.breaker_sampler.take_turn(number, 1, now):
+        if gate.breaker_sampler is not None and not gate.breaker_sampler.take_credit(number, 1, now):
             return f"breaker_{gate.breaker_sampler.breaker.state.value}"
         return ""
 
@@ -143,7 +143,7 @@ class TrafficSplit:
             meter = self._samplers.get((pool, node.id))
             if meter is None:
                 meter = self._samplers[pool, node.id] = FractionalSampler(breaker, number - 1)
-            if meter.take_turn(number, among, now):
+            if meter.take_credit(number, among, now):
                 return node
         return None
 

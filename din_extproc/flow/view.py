@@ -26,7 +26,7 @@ from din_extproc.screen.find import Screen
 class TokenCounter(Protocol):
     """A model's own tokenizer."""
 
-    async def count(self, prompt: Prompt, estimate: Estimate, gauge: TokenCalibrator) -> Estimate:
+    async def count(self, prompt: Prompt, estimate: Estimate, calibrator: TokenCalibrator) -> Estimate:
         """The exact number of tokens; the estimate itself when counting fails."""
 
 

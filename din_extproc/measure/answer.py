@@ -33,9 +33,9 @@ class NodeTimes(Struct, frozen=True):
     @classmethod
     def of(cls, headers: Mapping[str, str], head_ms: float) -> "NodeTimes | None":
         """From an answer's headers, names in lower case; None when they do not tell."""
-        told = _NODE_TIMES(headers.get("server-timing", ""))
+        times = _NODE_TIMES(headers.get("server-timing", ""))
         seen_ms = Provenance.of(headers).exec_time_ms
-        return None if told is None or seen_ms is None else cls(float(told[2]), float(told[1]), float(seen_ms), head_ms)
+        return None if times is None or seen_ms is None else cls(float(times[2]), float(times[1]), float(seen_ms), head_ms)
 
 
 class TimedAnswer(Struct, frozen=True, omit_defaults=True):
@@ -130,7 +130,7 @@ def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> TimedAns
     """
     arrivals: list[float] = []
     created: dict[float, float] = {}
-    told: int | None = None
+    reported: int | None = None
     executed_ms, trouble, ended = None, "", False
     for at_ms, data in events:
         if data == _DONE:
@@ -145,7 +145,7 @@ def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> TimedAns
         arrivals += [at_ms for choice in chunk.choices if choice.has_token]
         ended = ended or any(choice.finish_reason for choice in chunk.choices)
         if chunk.usage is not None:
-            told = chunk.usage.completion_tokens
+            reported = chunk.usage.completion_tokens
         if chunk.timings is not None:
             executed_ms = chunk.timings.prompt_ms + chunk.timings.predicted_ms
         if chunk.error is not None:
@@ -154,7 +154,7 @@ def streamed(events: Iterable[tuple[float, bytes]], total_ms: float) -> TimedAns
         total_ms,
         first_token_ms=arrivals[0] if arrivals else None,
         last_token_ms=arrivals[-1] if arrivals else None,
-        tokens=len(arrivals) if told is None else told,
+        tokens=len(arrivals) if reported is None else reported,
         executed_ms=executed_ms,
         created=tuple(created.items()),
         trouble=trouble or ("" if ended else Outcome.UPSTREAM_TRUNCATED.value),
@@ -165,10 +165,10 @@ def refused(status: int, body: bytes, total_ms: float) -> TimedAnswer:
     """An answer with another status than a good one."""
     try:
         error = _refusal(body).error
-        said = str(error.code or error.type or "")
+        cause = str(error.code or error.type or "")
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = ""
-    return TimedAnswer(total_ms, trouble=said or str(status))
+        cause = ""
+    return TimedAnswer(total_ms, trouble=cause or str(status))
 
 
 def _name_error(error: Any) -> str:

@@ -31,11 +31,11 @@ def read_tokenized_answer(body: bytes) -> TokenizedAnswer | None:
     """The first choice of an answer of chat or text completions; None: there is none that can be compared."""
     try:
         choice = _decode(body)["choices"][0]
-        told = choice.get("logprobs") or {}
-        if "content" in told:
-            return _read_chat(told["content"])
-        if "tokens" in told:
-            return _read_text(told)
+        logprobs = choice.get("logprobs") or {}
+        if "content" in logprobs:
+            return _read_chat(logprobs["content"])
+        if "tokens" in logprobs:
+            return _read_text(logprobs)
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         return TokenizedAnswer(tuple(text.split())) if text.strip() else None
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
@@ -71,10 +71,10 @@ def _read_chat(content: list[dict[str, Any]]) -> TokenizedAnswer | None:
     return TokenizedAnswer(tokens, chances) if tokens else None
 
 
-def _read_text(told: dict[str, Any]) -> TokenizedAnswer | None:
-    tokens = tuple(map(str, told["tokens"]))
-    tops: Any = told.get("top_logprobs") or [{}] * len(tokens)
-    own = zip(tokens, told["token_logprobs"], tops, strict=True)
+def _read_text(logprobs: dict[str, Any]) -> TokenizedAnswer | None:
+    tokens = tuple(map(str, logprobs["tokens"]))
+    tops: Any = logprobs.get("top_logprobs") or [{}] * len(tokens)
+    own = zip(tokens, logprobs["token_logprobs"], tops, strict=True)
     chances = tuple(
         {**{str(token): float(chance) for token, chance in (top or {}).items()}, token: float(chance)} for token, chance, top in own
     )

@@ -180,17 +180,17 @@ def compute_usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     """What the exchange costs: the two tables above."""
     if not (ending.images or ending.audio_estimate or ending.audio_seconds):
         return _compute_tokens(ending, ended_as)
-    told = 0 < ending.audio_seconds <= _AUDIO_ESTIMATES * max(1, ending.audio_estimate)
-    seconds = ending.audio_seconds if told else ending.audio_estimate
-    usage = _compute_tokens(replace(ending, prompt_estimate=seconds * AUDIO_TOKENS) if told else ending, ended_as)
+    plausible = 0 < ending.audio_seconds <= _AUDIO_ESTIMATES * max(1, ending.audio_estimate)
+    seconds = ending.audio_seconds if plausible else ending.audio_estimate
+    usage = _compute_tokens(replace(ending, prompt_estimate=seconds * AUDIO_TOKENS) if plausible else ending, ended_as)
     if not usage.total_tokens:
         return usage
     return replace(
         usage,
         images=ending.images,
         audio_seconds=seconds,
-        estimated=usage.estimated and not told,
-        disputed=usage.disputed or (ending.audio_seconds > 0 and not told),
+        estimated=usage.estimated and not plausible,
+        disputed=usage.disputed or (ending.audio_seconds > 0 and not plausible),
     )
 
 
@@ -198,11 +198,11 @@ def _compute_tokens(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
     if not (ending.reached and ending.charged) or ended_as in (Outcome.REFUSED, Outcome.NOT_DISPATCHED):
         return Usage(0, 0)
     counted = _count_tokens(ending)
-    told = _read_counts(ending, counted)
-    disputed = ending.bad_usage or (told is not None and not _is_possible(ending, told))
-    if told is not None and not disputed and (told.total_tokens or not ending.generates):
+    reported = _read_counts(ending, counted)
+    disputed = ending.bad_usage or (reported is not None and not _is_possible(ending, reported))
+    if reported is not None and not disputed and (reported.total_tokens or not ending.generates):
         least = 0 if _is_final(ending) else counted
-        return told if least <= told.completion_tokens else replace(told, completion_tokens=least, estimated=True)
+        return reported if least <= reported.completion_tokens else replace(reported, completion_tokens=least, estimated=True)
     if ended_as in _UNCHARGED and not ending.deltas:
         return Usage(0, 0, disputed=disputed)
     return Usage(ending.prompt_estimate, counted, estimated=True, disputed=disputed)
@@ -228,9 +228,9 @@ def _is_final(ending: ExchangeEnding) -> bool:
     return ending.ended and not ending.flags & _CUT
 
 
-def _is_possible(ending: ExchangeEnding, told: Usage) -> bool:
+def _is_possible(ending: ExchangeEnding, reported: Usage) -> bool:
     """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
-    prompt, completion = told.prompt_tokens, told.completion_tokens
+    prompt, completion = reported.prompt_tokens, reported.completion_tokens
     estimated = _ESTIMATES * ending.prompt_estimate
     most = max(_compute_room(ending), estimated) if ending.media else estimated + _ADDED
     return prompt <= most and completion <= min(_compute_room(ending), ending.output_asked or math.inf, _count_passed(ending) + _UNSEEN)

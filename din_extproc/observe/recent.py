@@ -110,7 +110,7 @@ class _Minute:
                 for each, name in zip(total.values(), names, strict=True):
                     if name is not None:
                         each.setdefault(name if name in each or len(each) < _NAMES else _OTHER, _ExchangeSums()).join(sums)
-        return {kind: {name: tally.to_stats() for name, tally in each.items()} for kind, each in total.items()}
+        return {kind: {name: counts.to_stats() for name, counts in each.items()} for kind, each in total.items()}
 
     def _forget(self, step: int) -> None:
         while self._steps and self._steps[0][0] <= step - WINDOW_S // STEP_S:

@@ -49,7 +49,7 @@ def build_attempt_span(attempt: FailedAttempt) -> Span | None:
     trace_id, way = context.groups()
     own = blake2b(f"{way} {attempt.started_at} {attempt.node_id}".encode(), digest_size=_ID_BYTES).hexdigest()
     start = round(attempt.started_at * 1e6)
-    told: dict[str, Attribute] = {of.NODE: attempt.node_id, of.ERROR_TYPE: attempt.reason}
+    attributes: dict[str, Attribute] = {of.NODE: attempt.node_id, of.ERROR_TYPE: attempt.reason}
     end = start + round(attempt.duration_ms * 1000)
     return Span(
         name="din.attempt",
@@ -59,7 +59,7 @@ def build_attempt_span(attempt: FailedAttempt) -> Span | None:
         parent_id=_derive_span_id(way, _TO_NODE),
         start_us=start,
         end_us=end,
-        attributes=told,
+        attributes=attributes,
         error=attempt.reason,
     )
 
@@ -107,7 +107,7 @@ def _build_node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent:
     way = derive_node_span_id(span_id)
     first = None if record.first_token_ms is None else _add_ms(record, record.first_token_ms)
     events = () if first is None else (("first_token", first),)
-    told: dict[str, Attribute] = {of.NODE: record.node_id, "din.attempts": record.attempts, of.MODEL: record.model}
+    attributes: dict[str, Attribute] = {of.NODE: record.node_id, "din.attempts": record.attempts, of.MODEL: record.model}
     yield Span(
         name="din.node",
         kind="client",
@@ -116,7 +116,7 @@ def _build_node_spans(record: ExchangeRecord, trace_id: str, span_id: str, sent:
         parent_id=span_id,
         start_us=sent,
         end_us=max(sent, end),
-        attributes=told,
+        attributes=attributes,
         events=events,
         error=error if record.node_id else "",
     )

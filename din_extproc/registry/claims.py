@@ -86,8 +86,8 @@ def find_contradiction(registration: Registration, catalogue: Catalogue) -> str:
     if node.max_seq_len > described.max_seq_len:
         return f"{node.model} {node.version} takes at most {described.max_seq_len} tokens by the catalogue, not {node.max_seq_len}"
     if described.sha256 is not None and registration.weights_sha256 != described.sha256:
-        said = registration.weights_sha256 or "nothing"
-        return f"the weights of {node.model} {node.version} have the sha256 {described.sha256} in the catalogue, not {said}"
+        declared = registration.weights_sha256 or "nothing"
+        return f"the weights of {node.model} {node.version} have the sha256 {described.sha256} in the catalogue, not {declared}"
     return ""
 
 

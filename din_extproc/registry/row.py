@@ -163,8 +163,8 @@ def record_heartbeat(row: NodeRecord | None, lease: str, beat: Heartbeat, *, int
     distrust = "" if evidence.is_rehabilitated else row.distrust
     after = replace(row, beat=beat, beat_at=now, evidence=evidence, distrust=distrust)
     after = after.with_reason(f"{missed} heartbeats missed") if missed else after
-    said_before = "" if row.beat is None else row.beat.reason
-    return after.with_reason(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != said_before else after
+    previous_reason = "" if row.beat is None else row.beat.reason
+    return after.with_reason(f"{beat.state.value}: {beat.reason}") if beat.reason and beat.reason != previous_reason else after
 
 
 def reject_heartbeat(row: NodeRecord, reason: str, now: float) -> NodeRecord:

@@ -151,8 +151,8 @@ class NodeTable:
         if row is None:
             return None
         why = self._death_reasons.get(node_id) or self._contradictions.get(node_id)
-        shown = row.with_reason(why) if why else row
-        return shown.to_member(now, self.get_state(row), stale=self.stale)
+        listed = row.with_reason(why) if why else row
+        return listed.to_member(now, self.get_state(row), stale=self.stale)
 
     def iter_members(self, now: float) -> Iterator[Member]:
         """Yield all members in order of arrival."""

@@ -139,9 +139,9 @@ def _find_cycles(rules: Sequence[Rule]) -> list[Flaw]:
                 cycle = path[path.index(pool) :]
                 if frozenset(cycle) not in named:
                     named.add(frozenset(cycle))
-                    shown = " -> ".join((*cycle, pool))
+                    cycle_text = " -> ".join((*cycle, pool))
                     hint = "let one of them fall back to a pool that needs none"
-                    flaws.append(Flaw(("rules", index, "fallback"), f"the fallbacks form a cycle: {shown}", hint))
+                    flaws.append(Flaw(("rules", index, "fallback"), f"the fallbacks form a cycle: {cycle_text}", hint))
             elif pool not in settled and pool in ways:
                 path.append(pool)
                 branches.append(iter(ways[pool]))

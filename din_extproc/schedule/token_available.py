@@ -23,14 +23,14 @@ class TokenAvailableOptions(Struct, frozen=True, forbid_unknown_fields=True):
 class TokenAvailable:
     """Ranks one set of nodes by free tokens."""
 
-    __slots__ = ("_heap", "_index", "_load", "_loads", "_nodes", "_read", "_turn")
+    __slots__ = ("_heap", "_index", "_load", "_loads", "_nodes", "_order", "_read")
 
     def __init__(self, nodes: tuple[Node, ...], load: LoadModel, _options: TokenAvailableOptions) -> None:
         self._nodes = nodes
         self._index = {node.id: index for index, node in enumerate(nodes)}
         self._load = load
         self._loads = tuple(load.node_load(node.id) for node in nodes)
-        self._turn = len(nodes)
+        self._order = len(nodes)
         self._heap: list[_Rank] = []
         self._read = 0
         self._rank_all()
@@ -51,8 +51,8 @@ class TokenAvailable:
             nodes.append(self._nodes[rank[3]])
         for place, rank in enumerate(chosen):
             if place == 0:  # # the picked node goes behind its equals
-                self._turn += 1
-                heappush(self._heap, (rank[0], rank[1], self._turn, rank[3]))
+                self._order += 1
+                heappush(self._heap, (rank[0], rank[1], self._order, rank[3]))
             else:
                 heappush(self._heap, rank)
         return tuple(nodes)
@@ -82,8 +82,8 @@ class TokenAvailable:
         for node_id in ids:
             index = self._index.get(node_id)
             if index is not None:
-                self._turn += 1
-                heappush(self._heap, (*self._rank_key(index), self._turn, index))
+                self._order += 1
+                heappush(self._heap, (*self._rank_key(index), self._order, index))
         self._read = drops.end
 
     def _rank_all(self) -> None:

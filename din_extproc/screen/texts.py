@@ -70,9 +70,9 @@ def edited(json: bytes, readable: bytes, edits: Mapping[bytes, Sequence[Edit]]) 
         readable: The same with the same offsets, in the form in which its strings were decoded.
         edits: By string, as `readable` has it. Each string's are in order and do not overlap.
     """
-    parts, shown = _split(json), _split(readable)
+    parts, readable_parts = _split(json), _split(readable)
     return b"".join(
-        [part if seen not in edits else _splice_literal(part, seen, edits[seen]) for part, seen in zip(parts, shown, strict=True)]
+        [part if seen not in edits else _splice_literal(part, seen, edits[seen]) for part, seen in zip(parts, readable_parts, strict=True)]
     )
 
 

@@ -283,16 +283,16 @@ def _settings(config: NodeYaml, catalog: Catalog, document: Document, path: Path
 
 def _node(config: NodeYaml, catalog: Catalog, document: Document) -> Node | None:
     """The node with the catalogue's values filled in; what can't be filled in is reported."""
-    said = config.node
-    versions = catalog.versions(said.model)
-    entry = versions.get(said.version)
+    section = config.node
+    versions = catalog.versions(section.model)
+    entry = versions.get(section.version)
     if versions and entry is None:
-        document.report(("node", "version"), f"the catalogue has {said.model!r} in versions {', '.join(versions)}")
+        document.report(("node", "version"), f"the catalogue has {section.model!r} in versions {', '.join(versions)}")
         return None
     found = {
-        "dtype": said.dtype or (entry.dtype if entry else None),
-        "max_seq_len": said.max_seq_len or (entry.max_seq_len if entry else None),
-        "tp_world_size": said.tp_world_size or (entry.tensor_parallel if entry else 1),
+        "dtype": section.dtype or (entry.dtype if entry else None),
+        "max_seq_len": section.max_seq_len or (entry.max_seq_len if entry else None),
+        "tp_world_size": section.tp_world_size or (entry.tensor_parallel if entry else 1),
     }
     for name, value in found.items():
         if value is None:
@@ -300,11 +300,11 @@ def _node(config: NodeYaml, catalog: Catalog, document: Document) -> Node | None
     if None in found.values():
         return None
     return Node(
-        id=said.id,
-        endpoint=said.address,
-        model=said.model,
-        version=said.version,
-        compute_capability=said.compute_capability or "",
-        max_concurrency=said.max_concurrency,
+        id=section.id,
+        endpoint=section.address,
+        model=section.model,
+        version=section.version,
+        compute_capability=section.compute_capability or "",
+        max_concurrency=section.max_concurrency,
         **found,  # type: ignore[arg-type]
     )

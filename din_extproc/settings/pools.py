@@ -319,9 +319,9 @@ def _make_node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None
 def _report_duplicate_nodes(name: str, pool: PoolSection, document: Document) -> None:
     first: dict[str, int] = {}
     for index, node in enumerate(pool.nodes):
-        twin = index if node.address is None else first.setdefault(str(node.address), index)
-        if twin != index:
-            message = f"{node.address} is also the address of node {pool.nodes[twin].id!r} of this pool"
+        earlier = index if node.address is None else first.setdefault(str(node.address), index)
+        if earlier != index:
+            message = f"{node.address} is also the address of node {pool.nodes[earlier].id!r} of this pool"
             document.report(("pools", name, "nodes", index, "address"), message)
 
 

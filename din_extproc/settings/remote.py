@@ -118,7 +118,7 @@ def make_remote(engine: str, node: RemoteNode, folder: Path) -> RemoteApi | None
     """Return the API that a node with a `url` stands for. `folder`: what its files are relative to."""
     if node.url is None:
         return None
-    at, said, headers, base_path = node.url, node.credential, tuple(node.headers.items()), node.url.base_path
+    at, credential, headers, base_path = node.url, node.credential, tuple(node.headers.items()), node.url.base_path
     if engine == "anthropic":  # its SDKs add the version's path and header themselves
         base_path = base_path if base_path.endswith("/v1") else f"{base_path}/v1"
         headers = (_ANTHROPIC_VERSION, *headers)
@@ -129,7 +129,9 @@ def make_remote(engine: str, node: RemoteNode, folder: Path) -> RemoteApi | None
         tls=at.tls,
         ca=str(folder.absolute() / node.ca),
         credential_header=REMOTE_ENGINES[engine],
-        credential=None if said is None else CredentialSource(said.env, said.file and str(folder.absolute() / said.file)),
+        credential=None
+        if credential is None
+        else CredentialSource(credential.env, credential.file and str(folder.absolute() / credential.file)),
         query="" if node.api_version is None else f"api-version={node.api_version}",
         headers=headers,
     )

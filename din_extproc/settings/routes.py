@@ -79,7 +79,7 @@ class CostSection(Section):
         return self
 
 
-def _header_wish(value: Any) -> Any:
+def _header_match(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"present"} and isinstance(value["present"], bool):
         return value["present"]
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
@@ -92,7 +92,7 @@ def _header_wish(value: Any) -> Any:
 HeaderName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9-]+$"), BeforeValidator(lambda name: name.lower() if isinstance(name, str) else name)
 ]
-HeaderWish = Annotated[Any, BeforeValidator(_header_wish)]
+HeaderMatch = Annotated[Any, BeforeValidator(_header_match)]
 
 
 def _condition(value: Any) -> Any:
@@ -118,7 +118,7 @@ class WhenSection(Section):
     """The most tokens that the client wants to spend (`x-din-budget-tokens`); a request without it counts as above every bound."""
     budget_cost: CostSection | None = None
     """Likewise in money (`x-din-budget-cost`)."""
-    header: dict[HeaderName, HeaderWish] = Field(default_factory=dict)
+    header: dict[HeaderName, HeaderMatch] = Field(default_factory=dict)
     model: Texts | None = None
     tenant: Texts | None = None
     priority: Annotated[tuple[PriorityName, ...], OneOrMany] = ()

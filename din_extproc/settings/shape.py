@@ -37,7 +37,15 @@ _BOUNDS = {
     "string_too_short": ("a text is expected, not an empty one", "min_length"),
     "string_pattern_mismatch": ("a text of the form {} is expected", "pattern"),
 }
-_SAID = {dict: "a mapping", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number", type(None): "nothing"}
+_TYPE_NAMES = {
+    dict: "a mapping",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "nothing",
+}
 _ITEMS = ("aliases", "pools", "rules", "tenants")
 """Sections in which one broken item does not spoil the others."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -59,7 +67,7 @@ def shape(document: Document) -> ShapedConfig | None:
     """Hold a configuration against the schema. None: there is no sound rest worth looking at."""
     data = document.data
     if not isinstance(data, dict):
-        document.report((), f"a mapping of sections is expected, not {_SAID.get(type(data), 'this')}")
+        document.report((), f"a mapping of sections is expected, not {_TYPE_NAMES.get(type(data), 'this')}")
         return None
     try:
         config = DinYaml.model_validate(data)
@@ -115,18 +123,18 @@ def _translate_finding(finding: ErrorDetails, place: Place, model: type[BaseMode
 
 def _describe_no_choice(given: Any, expected: str) -> tuple[str, str]:
     choices = [choice.strip().strip("'") for choice in expected.replace(" or ", ", ").split(",")]
-    shown = _SAID.get(type(given), "this") if isinstance(given, dict | list | None) else repr(given)
-    return f"{shown} is not among {', '.join(choices)}", did_you_mean(str(given), choices)
+    given_text = _TYPE_NAMES.get(type(given), "this") if isinstance(given, dict | list | None) else repr(given)
+    return f"{given_text} is not among {', '.join(choices)}", did_you_mean(str(given), choices)
 
 
 def _describe_other_kind(expected: str, given: Any) -> tuple[str, str]:
-    shown = str(given) if isinstance(given, float) else _SAID.get(type(given), "this")
+    given_text = str(given) if isinstance(given, float) else _TYPE_NAMES.get(type(given), "this")
     hint = ""
     if expected == "a text" and isinstance(given, int | float):
         hint = "put it in quotes"
     elif expected == "a whole number" and isinstance(given, str) and given.strip().isdecimal():
         hint = "write it without quotes"
-    return f"{expected} is expected, not {shown}", hint
+    return f"{expected} is expected, not {given_text}", hint
 
 
 def _find_fields(model: type[BaseModel], place: Place) -> list[str]:

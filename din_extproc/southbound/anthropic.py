@@ -256,19 +256,19 @@ def _openai_call(block: _ContentBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": _encode(block.input or {}).decode()}}
 
 
-def _usage(told: _AnthropicUsage) -> dict[str, Any] | None:
-    if told.input_tokens is None and told.output_tokens is None:
+def _usage(counts: _AnthropicUsage) -> dict[str, Any] | None:
+    if counts.input_tokens is None and counts.output_tokens is None:
         return None
-    cached = told.cache_read_input_tokens
-    prompt_tokens = (told.input_tokens or 0) + (cached or 0) + (told.cache_creation_input_tokens or 0)
-    made: dict[str, Any] = events.usage_object(prompt_tokens, told.output_tokens or 0)
+    cached = counts.cache_read_input_tokens
+    prompt_tokens = (counts.input_tokens or 0) + (cached or 0) + (counts.cache_creation_input_tokens or 0)
+    made: dict[str, Any] = events.usage_object(prompt_tokens, counts.output_tokens or 0)
     return made if cached is None else {**made, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _later(before: _AnthropicUsage, now: _AnthropicUsage) -> _AnthropicUsage:
     """Return the counts of a stream so far: each is a total, and one that is not repeated stays."""
-    told = {name: value for name, value in msgspec.structs.asdict(now).items() if value is not None}
-    return msgspec.structs.replace(before, **told)
+    reported = {name: value for name, value in msgspec.structs.asdict(now).items() if value is not None}
+    return msgspec.structs.replace(before, **reported)
 
 
 class AnthropicTranslator(ChunkTranslator[_Event]):
@@ -301,7 +301,7 @@ class AnthropicTranslator(ChunkTranslator[_Event]):
             case "message_stop":
                 return self._finish()
             case "error":
-                return self._failed(event.error.message or None)
+                return self._end_with_error(event.error.message or None)
         return b""
 
     def _start(self, block: _ContentBlock) -> bytes:

@@ -126,10 +126,10 @@ def encode_embeddings(context: AnswerContext, vectors: Sequence[Sequence[float]]
     """Encode embeddings as numbers or as base64 of 32-bit floats; None: a number exceeds the range of the format."""
     packed = context.fields.get("encoding_format") == "base64"
     try:
-        shown = [_pack_base64(vector) if packed else vector for vector in vectors]
+        encoded = [_pack_base64(vector) if packed else vector for vector in vectors]
     except OverflowError:
         return None
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(encoded)]
     body: dict[str, Any] = {"object": "list", "data": data, "model": context.model}
     if prompt_tokens is not None:
         body["usage"] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
@@ -139,10 +139,10 @@ def encode_embeddings(context: AnswerContext, vectors: Sequence[Sequence[float]]
 def encode_ranking(context: AnswerContext, scores: Sequence[float], prompt_tokens: int | None) -> bytes:
     """Encode documents by relevance, best first, in Jina's and Cohere's format."""
     documents = context.fields.get("documents") or ()
-    shown = context.fields.get("return_documents") is not False
+    with_documents = context.fields.get("return_documents") is not False
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in enumerate(scores)]
     for result in results:
-        if shown and result["index"] < len(documents):
+        if with_documents and result["index"] < len(documents):
             document = documents[result["index"]]
             result["document"] = document if isinstance(document, dict) else {"text": document}
     results.sort(key=_by_relevance)

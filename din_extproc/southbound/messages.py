@@ -218,13 +218,13 @@ def _user_turns(content: Any) -> list[dict[str, Any]] | None:
 def _assistant_turn(content: Any) -> list[dict[str, Any]] | None:
     blocks = content if isinstance(content, list) else []
     calls = [block for block in blocks if isinstance(block, dict) and block.get("type") == "tool_use"]
-    said = [block for block in blocks if block not in calls and not (isinstance(block, dict) and block.get("type") in _FORGOTTEN)]
-    parts = _parts(said if isinstance(content, list) else content, texts_only=True)
+    kept = [block for block in blocks if block not in calls and not (isinstance(block, dict) and block.get("type") in _FORGOTTEN)]
+    parts = _parts(kept if isinstance(content, list) else content, texts_only=True)
     if parts is None:
         return None
-    turn: dict[str, Any] = {"role": "assistant", "content": "".join(part["text"] for part in parts) or None}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(part["text"] for part in parts) or None}
     if calls:
-        turn["tool_calls"] = [
+        message["tool_calls"] = [
             {
                 "id": call.get("id") or "",
                 "type": "function",
@@ -232,7 +232,7 @@ def _assistant_turn(content: Any) -> list[dict[str, Any]] | None:
             }
             for call in calls
         ]
-    return [turn] if calls or turn["content"] else []
+    return [message] if calls or message["content"] else []
 
 
 def _parts(content: Any, *, texts_only: bool = False) -> list[dict[str, Any]] | None:
@@ -270,14 +270,14 @@ def _whole(context: AnswerContext, _head: ResponseHead, body: bytes) -> bytes | 
         answer = _decode_chat(body)
         if not answer.choices:
             return None
-        said, reason = answer.choices[0].message, answer.choices[0].finish_reason
-        calls = [_tool_use(call) for call in said.tool_calls or ()]
+        message, reason = answer.choices[0].message, answer.choices[0].finish_reason
+        calls = [_tool_use(call) for call in message.tool_calls or ()]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    thoughts = [{"type": "thinking", "thinking": said.reasoning_content, "signature": ""}] if said.reasoning_content else []
-    text = said.content or said.refusal
+    thoughts = [{"type": "thinking", "thinking": message.reasoning_content, "signature": ""}] if message.reasoning_content else []
+    text = message.content or message.refusal
     content = [*thoughts, *([{"type": "text", "text": text}] if text else []), *calls]
-    return _encode(_message(context, content, _stop_reason(reason, calls=bool(calls), refused=bool(said.refusal)), answer.usage))
+    return _encode(_message(context, content, _stop_reason(reason, calls=bool(calls), refused=bool(message.refusal)), answer.usage))
 
 
 def _message(context: AnswerContext, content: list[dict[str, Any]], reason: str | None, usage: _ChatUsage | None) -> dict[str, Any]:
@@ -337,7 +337,7 @@ class MessagesTranslator(StreamTranslator[_Chat]):
         if message is _DONE:
             return b"" if self._reason is None else self._finish()
         if message.error is not None:
-            return self._failed(message.error.get("message") if isinstance(message.error, dict) else message.error)
+            return self._end_with_error(message.error.get("message") if isinstance(message.error, dict) else message.error)
         self._usage = message.usage or self._usage
         made = b"" if self._started else messages_event("message_start", message=_message(self._context, [], None, None))
         self._started = True
@@ -383,6 +383,6 @@ class MessagesTranslator(StreamTranslator[_Chat]):
         usage = (self._usage or _ChatUsage()).in_messages()
         return self._end_block() + messages_event("message_delta", delta=ending, usage=usage) + messages_event("message_stop")
 
-    def _failed(self, error: object) -> bytes:
+    def _end_with_error(self, error: object) -> bytes:
         self._over = True
         return messages_failure(error if isinstance(error, str) else "The node failed.")

@@ -302,7 +302,7 @@ class OllamaTranslator(ChunkTranslator[_Answer]):
 
     def _translate(self, answer: _Answer) -> bytes:
         if answer.error is not None:
-            return self._failed(answer.error)
+            return self._end_with_error(answer.error)
         parts = [self._chunks.open(), *self._encode_message(answer)]
         if answer.done:
             self._over = True

@@ -179,7 +179,7 @@ class TgiTranslator(ChunkTranslator[_Piece]):
 
     def _translate(self, piece: _Piece) -> bytes:
         if piece.error is not None:
-            return self._failed(piece.error)
+            return self._end_with_error(piece.error)
         token = piece.token
         logprobs = _logprobs([token], [piece.top_tokens] if piece.top_tokens else None) if self._with_logprobs else None
         output = b"" if token.special or not token.text else self._chunks.text(token.text, logprobs)

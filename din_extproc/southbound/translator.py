@@ -48,13 +48,13 @@ class StreamTranslator(Generic[Message]):
         try:
             message = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._failed("The node sent something that can't be read.")
+            return self._end_with_error("The node sent something that can't be read.")
         return self._translate(message)
 
     def _translate(self, message: Message) -> bytes:
         raise NotImplementedError
 
-    def _failed(self, error: object) -> bytes:
+    def _end_with_error(self, error: object) -> bytes:
         """Return the final events: the engine's error, if it is text."""
         raise NotImplementedError
 
@@ -74,6 +74,6 @@ class ChunkTranslator(StreamTranslator[Message]):
         super().__init__(messages, decode)
         self._chunks = ChunkEncoder(context)
 
-    def _failed(self, error: object) -> bytes:
+    def _end_with_error(self, error: object) -> bytes:
         self._over = True
         return events.error_event(error if isinstance(error, str) else "The node failed.") + DONE

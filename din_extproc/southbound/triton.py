@@ -183,7 +183,7 @@ class TritonTranslator(ChunkTranslator[_Text]):
 
     def _translate(self, piece: _Text) -> bytes:
         if piece.error is not None:
-            return self._failed(piece.error)
+            return self._end_with_error(piece.error)
         text = "".join(piece.text_output) if isinstance(piece.text_output, list) else piece.text_output or ""
         self._count += 1
         return self._chunks.text(text) if text else b""

@@ -120,8 +120,8 @@ def _read_claims(metadata: bytes) -> dict[str, Any] | None:
 
 
 def _read_peer(entry: bytes) -> PeerConnection:
-    said = MessageToDict(Attributes.FromString(entry).values)
-    uri, dns, address = (text if isinstance(text := said.get(name), str) else "" for name in (URI_SAN, DNS_SAN, SOURCE))
+    attributes = MessageToDict(Attributes.FromString(entry).values)
+    uri, dns, address = (text if isinstance(text := attributes.get(name), str) else "" for name in (URI_SAN, DNS_SAN, SOURCE))
     return PeerConnection(uri, dns, address)
 
 

@@ -112,7 +112,7 @@ def test_limits_that_refuse_are_named_as_the_reason(stack: Stack):
     assert not found.sound
     assert found.reason is not None
     assert found.reason.part == "errors"
-    assert "rate_limit_exceeded" in found.reason.said
+    assert "rate_limit_exceeded" in found.reason.cause
 
 
 @pytest.mark.parametrize(

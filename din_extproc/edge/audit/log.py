@@ -76,7 +76,7 @@ class AuditLog:
         self._working = asyncio.Lock()
         self._head_due = False
         self._synced_at = 0.0
-        self._lost = self._said = 0
+        self._lost = self._reported = 0
         """Events that were dropped since the log last said so, and how many of them the signed lines say."""
         self.failing = ""
         """Why nothing can be written, "" when it can."""
@@ -186,7 +186,7 @@ class AuditLog:
             await asyncio.get_running_loop().run_in_executor(None, self._rotate)
         own: list[Segment | Gap] = [] if self._file is not None else [self._make_segment()]
         if self._lost:
-            self._said = self._lost
+            self._reported = self._lost
             own.append(Gap(at=SystemClock.wall(), reason="they could not be written in time", dropped=self._lost))
         self._own = len(own)
         seq, before, events = self._end.seq, self._end.before, self._events
@@ -224,13 +224,13 @@ class AuditLog:
             lost = len(self._signed) - min(self._own, len(self._signed)) + len(self._events)
             self._signed.clear()
             self._events.clear()
-            self._said = 0
+            self._reported = 0
             self._lost += lost
             self.dropped += lost
 
     def _on_success(self) -> None:
-        self._lost -= self._said
-        self._said = 0
+        self._lost -= self._reported
+        self._reported = 0
         if self.failing:
             self.failing = ""
             _log.warning("the audit log is written again; %d events were lost since the start", self.dropped)

@@ -26,7 +26,7 @@ _KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _END = object()
-_SAID_ALL = object()
+_END_OF_CALL = object()
 
 
 class GrpcioServer:
@@ -117,21 +117,21 @@ def _make_handler(open_call: OpenCall) -> Any:
 
         A client that goes away looks, for a moment, like one that has said all: grpcio does not tell them apart in time.
         """
-        said = dict(context.invocation_metadata() or ())
-        call = _GrpcioServerCall(str(said.get("authorization", "")), _read_names(context.auth_context()))
+        metadata = dict(context.invocation_metadata() or ())
+        call = _GrpcioServerCall(str(metadata.get("authorization", "")), _read_names(context.auth_context()))
         handler = open_call(call)
 
         async def read() -> None:
             while (message := await context.read()) is not grpc.aio.EOF:
                 handler.message(message)
-            call.said_all()
+            call.end_stream()
 
         reader = asyncio.create_task(read())
         try:
             while (answer := await call.next()) is not _END:
                 if isinstance(answer, bytes):
                     await context.write(answer)
-                elif answer is _SAID_ALL:
+                elif answer is _END_OF_CALL:
                     handler.ended(cancelled=False)
                 else:
                     await context.abort(*answer)
@@ -161,9 +161,9 @@ class _GrpcioServerCall:
         """End the call with this status."""
         self._queue.put_nowait((_STATUSES[status], detail))
 
-    def said_all(self) -> None:
+    def end_stream(self) -> None:
         """The client has sent its last message: known when everything before it is written."""
-        self._queue.put_nowait(_SAID_ALL)
+        self._queue.put_nowait(_END_OF_CALL)
 
     def finish(self) -> None:
         """End the call with OK."""

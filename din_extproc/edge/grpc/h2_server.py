@@ -29,7 +29,7 @@ _BACKLOG = 1024
 _POLL_S = 0.02
 _MOST_WAITING = 256
 """Events that wait for their turn before the client is read no further."""
-_GOODBYE_S = 2.0
+_GOAWAY_GRACE_S = 2.0
 """How long a peer may take to close after our last word."""
 
 
@@ -97,7 +97,7 @@ class H2Server:
                 for service in self._services:
                     await service.drain()
                 await self._wait_until(lambda connection: connection.grpc.over)
-                async with asyncio.timeout(_GOODBYE_S):
+                async with asyncio.timeout(_GOAWAY_GRACE_S):
                     await self._wait_until(lambda _: False)
         for connection in list(self.connections):
             connection.abort()
@@ -203,7 +203,7 @@ class _ServerProtocol(asyncio.Protocol):
         self._time: Callable[[], float] = self._loop.time
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
-        self._said_goodbye: float | None = None
+        self._goaway_sent_at: float | None = None
         self._served = False
         self._busy_at = self._time()
         self.grpc = GrpcConnection(server.memo, server.limits, self._time(), partial(H2ServerCall, self))
@@ -279,7 +279,7 @@ class _ServerProtocol(asyncio.Protocol):
 
     def tick(self, now: float) -> None:
         """Let time pass."""
-        if self._said_goodbye is not None and now - self._said_goodbye > _GOODBYE_S:
+        if self._goaway_sent_at is not None and now - self._goaway_sent_at > _GOAWAY_GRACE_S:
             self._transport.abort()
             return
         self.grpc.tick(now)
@@ -364,13 +364,13 @@ class _ServerProtocol(asyncio.Protocol):
             self._handle()
         transport = self._transport
         data = self.grpc.take()
-        if transport.is_closing() or self._said_goodbye is not None:
+        if transport.is_closing() or self._goaway_sent_at is not None:
             return
         if data:
             transport.write(data)
         if self.grpc.over:
             # Not a close: with bytes of the peer still unread, the kernel would reset the connection and our last word be lost.
-            self._said_goodbye = self._time()
+            self._goaway_sent_at = self._time()
             if transport.can_write_eof():
                 transport.write_eof()
             else:

@@ -28,7 +28,7 @@ _STATES = {
     NodeState.QUARANTINED: pb.NODE_STATE_QUARANTINED,
     NodeState.DEAD: pb.NODE_STATE_DEAD,
 }
-_SAID = {number: state for state, number in _STATES.items()}
+_STATE_BY_NUMBER = {number: state for state, number in _STATES.items()}
 _LOAD = ("waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes")
 _DEFAULTS = {"tp_world_size": 1, "max_concurrency": 64}
 """What 0 stands for."""
@@ -85,15 +85,15 @@ class NodeRegistryService:
         stopped = self._auth.find_denial(authorization, names, request.node_id)
         if stopped is not None:
             return stopped
-        said = request.beat
-        state = _SAID.get(said.state)
+        beat = request.beat
+        state = _STATE_BY_NUMBER.get(beat.state)
         if state is None:
             return RegistryError(RegistryErrorCode.INVALID, "the beat's state is not given")
-        load = {name: getattr(said, name) for name in _LOAD if said.HasField(name)}
+        load = {name: getattr(beat, name) for name in _LOAD if beat.HasField(name)}
         outcome = await self._auth.registrar.heartbeat(
             request.node_id,
             request.lease,
-            Heartbeat(state=state, sequence=said.sequence, reason=said.reason, instances=_queues(said), **load),
+            Heartbeat(state=state, sequence=beat.sequence, reason=beat.reason, instances=_queues(beat), **load),
         )
         return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else pb.HeartbeatResponse(drain=outcome.draining)
 

@@ -26,7 +26,7 @@ Tenants = Callable[[str], Awaitable[Mapping[str, object]]]
 Times = Callable[[str], Sequence[GatewayTimes]]
 Availability = Callable[[str], Sequence[ModelAvailability] | None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_SHOWN = 80
+_MAX_QUOTED = 80
 _SHORTEST_TRACE = 8
 """Minimum length of a trace id prefix, the shortest trace id of a client: exchanges can be looked up, not enumerated."""
 
@@ -130,7 +130,7 @@ class AdminPages:
         """Respond with 503 when the requested model, or any model, has no available node."""
         found = self._availability(request.query.get("model", ""))
         if found is None:
-            detail = f"no pool serves a model {request.query['model'][:_SHOWN]!a}"
+            detail = f"no pool serves a model {request.query['model'][:_MAX_QUOTED]!a}"
             problem = HttpProblem(
                 type="urn:din-extproc:http:model_not_found", title="No such model", status=404, detail=detail, code="model_not_found"
             )
@@ -184,5 +184,5 @@ def _misdirected() -> web.Response:
     return HttpProblem(type=f"urn:din-extproc:http:{code}", title="Not under this name", status=421, detail=detail, code=code).response()
 
 
-def _json_response(shown: Mapping[str, object], status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.format(msgspec.json.encode(shown), indent=2), status=status, content_type="application/json")
+def _json_response(content: Mapping[str, object], status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.format(msgspec.json.encode(content), indent=2), status=status, content_type="application/json")

@@ -13,7 +13,7 @@ from aiohttp import web
 from din_extproc.edge.http.port import HttpProblem, refuse_form
 from din_extproc.observe.dashboard_data import DashboardData, diff_dashboards
 
-TURN_S = 2.0
+REFRESH_INTERVAL_S = 2.0
 _VIEWERS = 16
 _READ_S = 10.0
 """Time after which a viewer that does not read an event is disconnected."""
@@ -48,7 +48,7 @@ class DashboardPages:
         self._viewers = 0
         self._closing = asyncio.Event()
         self._latest: DashboardData | None = None
-        self._made_at = -TURN_S
+        self._made_at = -REFRESH_INTERVAL_S
         self._making = asyncio.Lock()
 
     @property
@@ -72,7 +72,7 @@ class DashboardPages:
         return web.Response(body=_encode(await self._get_data()), content_type="application/json", headers=_SAFE)
 
     async def _stream_events(self, request: web.Request) -> web.StreamResponse:
-        """Send server-sent events: `board` with all data, then `change` every two seconds."""
+        """Send server-sent events: `data` with all data, then `change` every two seconds."""
         if self.owner(request.headers.get("authorization", "")) is None:
             return refuse_form("gateway.dashboard")
         if self._viewers >= _VIEWERS:
@@ -83,10 +83,10 @@ class DashboardPages:
             await reply.prepare(request)
             before = await self._get_data()
             await _format_event(reply, b"event: board\ndata: %b\n\n" % _encode(before))
-            while not await self._wait_closed(TURN_S):
-                board = await self._get_data()
-                await _format_event(reply, b"event: change\ndata: %b\n\n" % _encode(diff_dashboards(before, board)))
-                before = board
+            while not await self._wait_closed(REFRESH_INTERVAL_S):
+                data = await self._get_data()
+                await _format_event(reply, b"event: change\ndata: %b\n\n" % _encode(diff_dashboards(before, data)))
+                before = data
             await reply.write_eof()
         except (ConnectionError, TimeoutError):  # the viewer disconnected or does not read
             if request.transport is not None:
@@ -107,7 +107,7 @@ class DashboardPages:
         """Return the data of the current interval, shared by all viewers."""
         loop = asyncio.get_running_loop()
         async with self._making:
-            if self._latest is None or loop.time() - self._made_at >= TURN_S / 2:
+            if self._latest is None or loop.time() - self._made_at >= REFRESH_INTERVAL_S / 2:
                 self._latest = await self._collect_data()
                 self._made_at = loop.time()
             return self._latest

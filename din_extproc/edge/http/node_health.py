@@ -18,7 +18,7 @@ def health_port(health: Health) -> HttpPort:
     """
 
     async def show(_: web.Request) -> web.Response:
-        welcome, shown = await health()
-        return web.Response(body=msgspec.json.encode(shown), status=200 if welcome else 503, content_type="application/json")
+        welcome, report = await health()
+        return web.Response(body=msgspec.json.encode(report), status=200 if welcome else 503, content_type="application/json")
 
     return HttpPort([web.get("/health", show)])

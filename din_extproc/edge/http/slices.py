@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Iterable
 from din_extproc.edge.clock import SystemClock
 
 _PAUSE_S = 0.002
-_PATIENCE_S = 4.0
+_READ_TIMEOUT_S = 4.0
 """Time after which pauses end: Prometheus' scrape timeout is 10 s."""
 _PIECE_BYTES = 1 << 16
 
 
-async def pace_slices(slices: Iterable[bytes], timeout_s: float = _PATIENCE_S) -> AsyncIterator[bytes]:
+async def pace_slices(slices: Iterable[bytes], timeout_s: float = _READ_TIMEOUT_S) -> AsyncIterator[bytes]:
     """Yield the same bytes in larger pieces, because each write is a system call.
 
     Args:

@@ -158,7 +158,7 @@ class NodeAgent:
         if self.look.at:
             await self.refresh(_FRESH_S)
         node, beat = self.registration.node, self._now()
-        shown = {
+        report = {
             "node_id": node.id,
             "model": node.model,
             "version": node.version,
@@ -172,7 +172,7 @@ class NodeAgent:
             "in_flight": self.in_flight,
             "instances": [asdict(each) for each in beat.instances],
         }
-        return self.condition.state is NodeState.READY, shown
+        return self.condition.state is NodeState.READY, report
 
     def _now(self) -> Heartbeat:
         reason = "".join(filter(str.isprintable, self.condition.reason))[:_LONGEST_REASON]

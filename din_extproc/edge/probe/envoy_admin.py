@@ -15,7 +15,7 @@ import msgspec
 
 from din_extproc.domain.node import Endpoint, InternalEndpoint
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _LISTENERS = r"^listener_manager\.(listener_stopped|total_listeners_active)$"
 _DROPPED = re.compile(r"logs_dropped: (\d+)$", re.MULTILINE)
@@ -42,8 +42,8 @@ class EnvoyAdmin:
             EnvoyAdminUnreachable: Envoy did not respond.
         """
         lines = self._fetch("GET", "/stats?" + urlencode({"filter": pattern})).splitlines()
-        told = (line.rpartition(": ") for line in lines)
-        return {name: int(value) for name, _, value in told if value.isdigit()}
+        fields = (line.rpartition(": ") for line in lines)
+        return {name: int(value) for name, _, value in fields if value.isdigit()}
 
     def fetch_server_info(self) -> dict[str, Any]:
         """Return version, state and command line options.
@@ -100,7 +100,7 @@ class EnvoyAdmin:
 
     def _fetch(self, method: str, path: str) -> str:
         try:
-            with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_PATIENCE_S) as reply:
+            with urlopen(Request(f"http://{self._address}{path}", method=method), timeout=_TIMEOUT_S) as reply:
                 return str(reply.read().decode())
         except (URLError, OSError, http.client.HTTPException) as error:
             raise EnvoyAdminUnreachable(

@@ -37,8 +37,8 @@ def read_envoy_version(binary: Path) -> str:
     Raises:
         RuntimeError: The binary reports no version.
     """
-    told = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_VALIDATE_SECONDS, check=False)  # noqa: S603
-    version = _VERSION.search(told.stdout)
+    result = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_VALIDATE_SECONDS, check=False)  # noqa: S603
+    version = _VERSION.search(result.stdout)
     if version is None:
         raise RuntimeError(f"{binary} does not tell its version")
     return version[1]
@@ -54,10 +54,10 @@ def find_config_error(config: str, binary: Path) -> str | None:
         file = Path(folder) / "envoy.yaml"
         file.write_text(config, encoding="utf-8")
         command = [str(binary), "--mode", "validate", "--log-level", "error", "--config-path", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_VALIDATE_SECONDS, check=False)  # noqa: S603
-    if said.returncode == 0:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_VALIDATE_SECONDS, check=False)  # noqa: S603
+    if result.returncode == 0:
         return None
-    text = said.stderr + said.stdout
+    text = result.stderr + result.stdout
     reason = _COMPLAINT.search(text)
     first = _NEXT_LINE.split(reason[1] if reason else text)[0]
     constraint = _CONSTRAINT.search(first)

@@ -44,16 +44,16 @@ def parse_redis_url(url: str) -> Address:
         ValueError: The text is no Redis URL, or an option is unknown.
     """
     parts = urlsplit(url)
-    shown = parts._replace(netloc="...", query="").geturl()
+    redacted = parts._replace(netloc="...", query="").geturl()
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdigit():
-        raise ValueError(f"{shown}: the path is the number of a database")
+        raise ValueError(f"{redacted}: the path is the number of a database")
     try:
         options = parse_url(url)
     except ValueError as error:
-        raise ValueError(f"{shown}: {error}") from None
+        raise ValueError(f"{redacted}: {error}") from None
     unknown = options.keys() - _CONNECTION_OPTIONS - _TLS_OPTIONS
     if unknown:
-        raise ValueError(f"{shown}: unknown option {', '.join(sorted(unknown))}")
+        raise ValueError(f"{redacted}: unknown option {', '.join(sorted(unknown))}")
     secure = issubclass(options.get("connection_class", object), SSLConnection)
     return Address(
         host=options.get("host", "localhost"),
@@ -70,16 +70,16 @@ def _make_tls(options: Mapping[str, Any]) -> ssl.SSLContext:
     check = options.get("ssl_cert_reqs", "required")
     if check not in _CERTIFICATE_CHECKS:
         raise ValueError(f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")
-    authority, shown, key = (options.get(f"ssl_{name}") for name in ("ca_certs", "certfile", "keyfile"))
+    authority, certificate, key = (options.get(f"ssl_{name}") for name in ("ca_certs", "certfile", "keyfile"))
     try:
         context = ssl.create_default_context(cafile=authority)
     except OSError as error:
         raise ValueError(f"ssl_ca_certs={authority} can't be used: {error.strerror or error}") from error
     context.check_hostname = check == "required" and str(options.get("ssl_check_hostname", "true")).lower() != "false"
     context.verify_mode = _CERTIFICATE_CHECKS[check]
-    if shown:
+    if certificate:
         try:
-            context.load_cert_chain(shown, key, password="")  # empty: OpenSSL must not prompt at the terminal
+            context.load_cert_chain(certificate, key, password="")  # empty: OpenSSL must not prompt at the terminal
         except OSError as error:
-            raise ValueError(f"ssl_certfile={shown} and ssl_keyfile={key} can't be used: {error.strerror or error}") from error
+            raise ValueError(f"ssl_certfile={certificate} and ssl_keyfile={key} can't be used: {error.strerror or error}") from error
     return context

@@ -26,9 +26,9 @@ class AuditHeads:
             LimitsUnavailable: Redis is unreachable.
         """
         await self._runner.call("HSET", self._key, replica, f"{seq}:{chain}")
-        told = await self._runner.call("HGETALL", self._key)
+        fields = await self._runner.call("HGETALL", self._key)
         heads = {}
-        for name, head in zip(told[::2], told[1::2], strict=True):
+        for name, head in zip(fields[::2], fields[1::2], strict=True):
             number, _, mac = head.decode().partition(":")
             if number.isdigit() and name.decode() != replica:
                 heads[name.decode()] = int(number), mac

@@ -83,7 +83,7 @@ class EndCalls(Struct, frozen=True):
     waits: int
     waiting: bytes
     """Keys that exist while requests wait."""
-    waits_told: bytes
+    waiting_count: bytes
     """Number of waiting keys, as an argument."""
     used: "_CountedKeys"
     """For a settlement."""
@@ -98,7 +98,7 @@ class EndCalls(Struct, frozen=True):
     def release(self, request: "RequestKeys", now: bytes, channel: bytes) -> tuple[int, bytes]:
         """Return the same for the release call."""
         keys = (self.waiting + self.leases).replace(PREFIX, request.prefix)
-        arguments = (now, request.id, channel, self.waits_told)
+        arguments = (now, request.id, channel, self.waiting_count)
         return self.slots + self.waits + 6, b"".join((self.release_keys, request.record, keys, *arguments))
 
     def settlement(self, prefix: bytes, ended: Sequence["EndedRequest"], now: bytes, channel: bytes) -> tuple[int, bytes]:
@@ -216,7 +216,7 @@ def make_end_calls(prefix_length: int, shared: bytes, charges: tuple[Charge, ...
         release_keys=bulks(1 + len(waiting) + len(slots))[1],
         waits=len(waiting),
         waiting=b"".join(waiting),
-        waits_told=bulks(len(waiting))[1],
+        waiting_count=bulks(len(waiting))[1],
         used=counted([charge for charge in charges if charge.tpm], ""),
         unused=counted(both, "".join(str(int(charge.counted)) for charge in both)),
     )

@@ -62,10 +62,10 @@ class ProberLease:
     def on_message(self, message: bytes) -> ProberMessage | None:
         """Parse a message of the channel. Return None if it is this replica's own or malformed."""
         try:
-            said = _DECODER.decode(message)
+            notice = _DECODER.decode(message)
         except msgspec.DecodeError:
             return None
-        return None if said.replica == self.replica else said
+        return None if notice.replica == self.replica else notice
 
     async def _run(self, lasts_ms: int, message: bytes) -> int:
         return int(await self._runner.run(PROBER, *bulks(1, self._key, self.replica, lasts_ms, self.channel, message)))

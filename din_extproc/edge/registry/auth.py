@@ -117,9 +117,9 @@ class RegistryAuth:
         if owner is None:
             return _NOBODY
         if self._bound and owner not in names:
-            shown = ", ".join(sorted(names)) or "none"
+            listed = ", ".join(sorted(names)) or "none"
             return RegistryError(
-                RegistryErrorCode.FORBIDDEN, f"the certificate is not that of node {owner!r}; it carries these names: {shown}"
+                RegistryErrorCode.FORBIDDEN, f"the certificate is not that of node {owner!r}; it carries these names: {listed}"
             )
         if node_id is not None and owner != node_id:
             return RegistryError(RegistryErrorCode.FORBIDDEN, f"the token is that of node {owner!r}")

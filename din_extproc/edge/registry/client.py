@@ -85,8 +85,8 @@ class RegistryClient:
 
     async def heartbeat(self, node_id: str, lease: str, beat: Heartbeat) -> HeartbeatAck | RegistrationRefused:
         """Send a heartbeat."""
-        said = BeatForm(lease=lease, **msgspec.structs.asdict(beat))
-        reply = await self._request("POST", f"/v1/nodes/{node_id}/heartbeat", said)
+        form = BeatForm(lease=lease, **msgspec.structs.asdict(beat))
+        reply = await self._request("POST", f"/v1/nodes/{node_id}/heartbeat", form)
         return reply if isinstance(reply, RegistrationRefused) else _decode_reply(reply, HeartbeatAck)
 
     async def drain(self, node_id: str, lease: str, reason: str) -> RegistrationRefused | None:
@@ -99,9 +99,9 @@ class RegistryClient:
         reply = await self._request("DELETE", f"/v1/nodes/{node_id}", LeaveForm(reason, lease))
         return reply if isinstance(reply, RegistrationRefused) else None
 
-    async def _request(self, method: str, path: str, said: object) -> bytes | RegistrationRefused:
+    async def _request(self, method: str, path: str, content: object) -> bytes | RegistrationRefused:
         """Return the body of a successful response, or the rejection. Skip replicas that fail."""
-        data, problem = msgspec.json.encode(said), ""
+        data, problem = msgspec.json.encode(content), ""
         headers = {**self._headers, "content-type": "application/json"}
         tls = True if self._tls is None else self._tls.now()
         for address in list(self._addresses):

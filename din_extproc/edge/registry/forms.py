@@ -222,8 +222,8 @@ class MemberForm(Struct, frozen=True, kw_only=True):
         held_back = self.health is not None and self.health.state is not BreakerState.CLOSED
         passes = 1.0 if self.health is None or not held_back else 0.0 if self.health.state in EXCLUDED else self.health.share
         reason = self.reasons[-1] if self.state is not NodeState.READY and self.reasons else ""
-        said = reason or (self.health.summary if self.health is not None else "")
-        return NodeShare(self.node.id, self.node.model, self.state, passes, said)
+        cause = reason or (self.health.summary if self.health is not None else "")
+        return NodeShare(self.node.id, self.node.model, self.state, passes, cause)
 
     @classmethod
     def of(cls, member: Member, pools: tuple[str, ...], now: float) -> Self:

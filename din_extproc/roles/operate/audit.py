@@ -17,7 +17,7 @@ from din_extproc.edge.audit.files import read_log, replicas
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
 
-_SHOWN = 50
+_MAX_LISTED = 50
 """Number of findings that the text shows."""
 _AGAIN_S = 0.5
 
@@ -51,9 +51,9 @@ class Proof(Struct, frozen=True):
     def text(self) -> str:
         """The result as text."""
         lines = [_format_line(each) for each in self.replicas]
-        lines += [str(finding) for finding in self.findings[:_SHOWN]]
-        if len(self.findings) > _SHOWN:
-            lines.append(f"... and {len(self.findings) - _SHOWN} more")
+        lines += [str(finding) for finding in self.findings[:_MAX_LISTED]]
+        if len(self.findings) > _MAX_LISTED:
+            lines.append(f"... and {len(self.findings) - _MAX_LISTED} more")
         lines.append("whole: nothing was changed, removed or moved" if self.whole else f"NOT whole: {len(self.findings)} findings")
         return "\n".join(lines)
 
@@ -98,8 +98,8 @@ def verify_logs(
         raise AuditUnreadable(f"no audit log found in {', '.join(str(folder) for folder in folders or own) or 'no folder'}")
     reports = [report for _, report in found]
     findings = [finding for report in reports for finding in report.findings] + list(find_contradictions(reports))
-    shown = tuple(_make_proof(folder, report) for folder, report in found)
-    return Proof(not findings, shown, tuple(findings))
+    proofs = tuple(_make_proof(folder, report) for folder, report in found)
+    return Proof(not findings, proofs, tuple(findings))
 
 
 def _verify_replica(folder: Path, replica: str, keys: dict[str, bytes], since: int, *, macs: bool, progress: ShareDone) -> AuditReport:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from din_extproc.control.supported import NEWEST_TESTED, OLDEST, describe_unsupported, parse_minor
 from din_extproc.control.topology import EXT_PROC_CLUSTER, UnixSocket
@@ -33,7 +33,7 @@ class Diagnosis(Struct, frozen=True):
 
     what: str
     verdict: Literal["ok", "warn", "fail"]
-    said: str
+    finding: str = field(name="said")
     change: str = ""
     """The remedy; "" when the verdict is `ok`."""
 
@@ -69,14 +69,14 @@ def of_redis(info: Mapping[str, str], took_ms: float, skew_s: float, settings: S
 def of_envoy(info: Mapping[str, Any], dump: Mapping[str, Any], settings: Settings) -> Iterator[Diagnosis]:
     """Judge Envoy by its server info and configuration dump."""
     version = str(info.get("version", "")).split("/")[1:2]
-    shown = version[0] if version else "?"
-    refused = describe_unsupported(shown)
+    running = version[0] if version else "?"
+    refused = describe_unsupported(running)
     if refused is not None:
-        yield Diagnosis("envoy version", "fail", shown, refused)
-    elif (parse_minor(shown) or OLDEST) > NEWEST_TESTED:
-        yield Diagnosis("envoy version", "warn", shown, "newer than the newest tested version (1.40): watch ext_proc's counters")
+        yield Diagnosis("envoy version", "fail", running, refused)
+    elif (parse_minor(running) or OLDEST) > NEWEST_TESTED:
+        yield Diagnosis("envoy version", "warn", running, "newer than the newest tested version (1.40): watch ext_proc's counters")
     else:
-        yield Diagnosis("envoy version", "ok", shown)
+        yield Diagnosis("envoy version", "ok", running)
     if info.get("state") != "LIVE":
         yield Diagnosis(
             "envoy state", "fail", str(info.get("state")), "Envoy is starting or draining and takes no new requests: wait, or restart it"

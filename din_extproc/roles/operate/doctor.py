@@ -47,7 +47,7 @@ def examine(settings: Settings) -> list[Diagnosis]:
 def report_lines(findings: list[Diagnosis]) -> Iterator[str]:
     """Return the findings as text."""
     for each in findings:
-        yield f"{_MARKS[each.verdict]} {each.what}: {each.said}"
+        yield f"{_MARKS[each.verdict]} {each.what}: {each.finding}"
         if each.change:
             yield f"    {each.change}"
     failed, warned = (sum(each.verdict == verdict for each in findings) for verdict in ("fail", "warn"))

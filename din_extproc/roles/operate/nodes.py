@@ -118,12 +118,12 @@ def watch_table(settings: Settings, every_s: float) -> None:
                 live.update(f"[red]{error}[/red]", refresh=True)
 
 
-def _build_table(shown: dict[str, Any], width: int) -> Table:
+def _build_table(page: dict[str, Any], width: int) -> Table:
     """Build the table for a terminal width: long reasons are folded, never cut."""
-    nodes = shown["nodes"]
+    nodes = page["nodes"]
     states = ", ".join(f"{count} {state}" for state, count in _count_states(nodes)) or "none"
-    title = f"nodes{' of ' + shown['network'] if shown['network'] else ''}: {states}"
-    table = Table(title=title + (" - stale: redis can't be reached" if shown["stale"] else ""), title_justify="left", title_style="bold")
+    title = f"nodes{' of ' + page['network'] if page['network'] else ''}: {states}"
+    table = Table(title=title + (" - stale: redis can't be reached" if page["stale"] else ""), title_justify="left", title_style="bold")
     names = [name for name, fits in _COLUMNS.items() if width >= fits]
     for name in names:
         right = name in _NUMBERS

@@ -130,18 +130,18 @@ def watch_table(settings: Settings, tenant: str, every_s: float) -> None:
 
 def fetch_tenants(settings: Settings, tenant: str) -> dict[str, Any]:
     """Return the page `/tenants`."""
-    shown = fetch_page(settings, f"tenants?tenant={quote(tenant)}" if tenant else "tenants")
-    if tenant and not shown["tenants"]:
+    page = fetch_page(settings, f"tenants?tenant={quote(tenant)}" if tenant else "tenants")
+    if tenant and not page["tenants"]:
         raise UnknownTenant(unknown_tenant_message(settings, tenant))
-    return shown
+    return page
 
 
-def _table(shown: dict[str, Any], width: int) -> Table:
+def _table(page: dict[str, Any], width: int) -> Table:
     """Build the table for a terminal width: numbers stay whole, long names are folded."""
-    rows = shown["tenants"]
-    more = f" (the {len(rows)} that used most today)" if len(rows) < shown["count"] else ""
-    title = f"tenants{' of ' + shown['network'] if shown['network'] else ''}: {shown['count']}{more}"
-    table = Table(title=title + (" - redis can't be reached" if shown["stale"] else ""), title_justify="left", title_style="bold")
+    rows = page["tenants"]
+    more = f" (the {len(rows)} that used most today)" if len(rows) < page["count"] else ""
+    title = f"tenants{' of ' + page['network'] if page['network'] else ''}: {page['count']}{more}"
+    table = Table(title=title + (" - redis can't be reached" if page["stale"] else ""), title_justify="left", title_style="bold")
     names = [name for name, fits in _COLUMNS.items() if width >= fits]
     for name in names:
         left = name in {"tenant", "priority"}
@@ -166,11 +166,11 @@ def _table(shown: dict[str, Any], width: int) -> Table:
 
 
 def _of(number: int | None, limit: int | None) -> str:
-    shown = "-" if number is None else _brief(number)
+    used = "-" if number is None else _brief(number)
     if limit is None:
-        return shown
+        return used
     colour = "red" if number is not None and number >= limit else ""
-    text = f"{shown} / {_brief(limit)}"
+    text = f"{used} / {_brief(limit)}"
     return f"[{colour}]{text}[/]" if colour else text
 
 

@@ -6,7 +6,7 @@ Rule: the message suggests the closest name, or lists some that exist.
 from din_extproc.route.flaw import did_you_mean
 from din_extproc.settings.settings import Settings
 
-_SHOWN = 10
+_MAX_LISTED = 10
 
 
 class UnknownTenant(Exception):  # noqa: N818 - it says who the tenant is
@@ -16,6 +16,6 @@ class UnknownTenant(Exception):  # noqa: N818 - it says who the tenant is
 def unknown_tenant_message(settings: Settings, tenant: str) -> str:
     """Return the error message for a name that no tenant has."""
     known = [each.id for each in settings.tenants]
-    more = ", ..." if len(known) > _SHOWN else ""
-    hint = did_you_mean(tenant, known) or f"there are: {', '.join(known[:_SHOWN])}{more}"
+    more = ", ..." if len(known) > _MAX_LISTED else ""
+    hint = did_you_mean(tenant, known) or f"there are: {', '.join(known[:_MAX_LISTED])}{more}"
     return f"no tenant is called {tenant!r}; {hint}"

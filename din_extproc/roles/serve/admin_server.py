@@ -96,9 +96,9 @@ class AdminServer:
 
     def collect_state_metrics(self) -> Iterator[Family | None]:
         """Yield the state of the sidecar as metrics; None lets other tasks run."""
-        shown = self._collect_status()
-        yield from request_families(shown)
-        yield from state_families(shown, ready=not self._unready())
+        status = self._collect_status()
+        yield from request_families(status)
+        yield from state_families(status, ready=not self._unready())
         yield from node_families(self._accounting.get_rows(self._reloader.settings), stale=self._accounting.stale)
 
     def _collect_metrics(self) -> Iterator[bytes]:

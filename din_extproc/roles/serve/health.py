@@ -250,8 +250,8 @@ class HealthMonitor:
 
     def make_health_form(self, node_id: str) -> HealthForm | None:
         """Return a node's health for the admin page; None: nothing is known."""
-        standing, now = self.breakers.nodes.get_snapshot(node_id), SystemClock.monotonic()
-        form = None if standing is None else HealthForm.of(standing, now)
+        snapshot, now = self.breakers.nodes.get_snapshot(node_id), SystemClock.monotonic()
+        form = None if snapshot is None else HealthForm.of(snapshot, now)
         found = self._probed.get(node_id)
         if found is None:
             return form
@@ -270,10 +270,10 @@ class HealthMonitor:
 
     def snapshot(self) -> dict[str, object]:
         """Return every breaker that is not closed, and the prober's state, for the admin page."""
-        now, standings = SystemClock.monotonic(), self.breakers.snapshot_not_closed()
+        now, snapshots = SystemClock.monotonic(), self.breakers.snapshot_not_closed()
         return {
-            kind: {name: HealthForm.of(standing, now) for name, standing in found.items()}
-            for kind, found in (("nodes", standings.nodes), ("pools", standings.pools))
+            kind: {name: HealthForm.of(snapshot, now) for name, snapshot in found.items()}
+            for kind, found in (("nodes", snapshots.nodes), ("pools", snapshots.pools))
         } | {"probes": {} if self.prober is None else self.prober.snapshot()}
 
     def publish_changes(self, *, ours: bool = True) -> None:
@@ -281,13 +281,13 @@ class HealthMonitor:
         changed = self.breakers.take_changes()
         if not changed:
             return
-        for kind, standings in (("node", changed.nodes), ("pool", changed.pools)):
-            for name, standing in standings.items():
-                if ours and kind == "node" and standing.state is BreakerState.OPEN:
-                    self.opened[name] = standing.reason
-                level = logging.WARNING if standing.state is BreakerState.OPEN else logging.INFO
+        for kind, snapshots in (("node", changed.nodes), ("pool", changed.pools)):
+            for name, snapshot in snapshots.items():
+                if ours and kind == "node" and snapshot.state is BreakerState.OPEN:
+                    self.opened[name] = snapshot.reason
+                level = logging.WARNING if snapshot.state is BreakerState.OPEN else logging.INFO
                 _log.log(
-                    level, "breaker of %s %s: %s%s", kind, name, standing.state.value, f": {standing.reason}" if standing.reason else ""
+                    level, "breaker of %s %s: %s%s", kind, name, snapshot.state.value, f": {snapshot.reason}" if snapshot.reason else ""
                 )
         reported = BreakerSnapshots(
             {name: snapshot for name, snapshot in changed.nodes.items() if self.holds.get(name) is None}, changed.pools
@@ -300,8 +300,8 @@ class HealthMonitor:
         if self._requests.expire(now):
             self._on_stopped(self._requests.stopped)
         self.breakers.on_tick(now)
-        for node_id, standing in self.breakers.nodes.snapshot_not_closed().items():
-            if standing.state is BreakerState.HALF_OPEN:
+        for node_id, snapshot in self.breakers.nodes.snapshot_not_closed().items():
+            if snapshot.state is BreakerState.HALF_OPEN:
                 self.probe_schedule.expedite(node_id, now)
         self.publish_changes()
 

@@ -11,7 +11,7 @@ from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.trust import Evidence
 from din_extproc.settings.settings import Settings
 
-_NOTHING_SAID = Heartbeat(state=NodeState.READY, sequence=0)
+_NO_LOAD = Heartbeat(state=NodeState.READY, sequence=0)
 
 
 class NodeTrust:
@@ -74,5 +74,5 @@ class NodeTrust:
         """Return what workers should know: listed nodes that are not fully trusted, and those that are again."""
         now, scores = SystemClock.monotonic(), {node_id: self.score(node_id) for node_id in self._listed}
         doubted = frozenset(node_id for node_id, score in scores.items() if score < 1.0)
-        told, self._reported = doubted | (self._reported & self._listed.keys()), doubted
-        return {node_id: HeartbeatReading(_NOTHING_SAID, now, scores[node_id]) for node_id in told}
+        affected, self._reported = doubted | (self._reported & self._listed.keys()), doubted
+        return {node_id: HeartbeatReading(_NO_LOAD, now, scores[node_id]) for node_id in affected}

@@ -158,8 +158,8 @@ class ExchangeObservers:
 
     def snapshot(self) -> dict[str, object]:
         """Return the counts of double checks and the audit log's state for the admin page."""
-        shown: dict[str, object] = {"double_checks": self.checks.counts}
-        return shown if self._auditor is None else {**shown, "audit": self._auditor.snapshot()}
+        status: dict[str, object] = {"double_checks": self.checks.counts}
+        return status if self._auditor is None else {**status, "audit": self._auditor.snapshot()}
 
 
 def _make_exporter(settings: Settings, telemetry: TelemetrySection, families: Callable[[], Iterator[Family | None]]) -> "OtlpExporter":

@@ -54,7 +54,7 @@ def request_families(numbers: Mapping[str, Any]) -> Iterator[Family]:
     yield make_family(of.FAULTS, counts["faults"])
     yield make_family(of.CACHE_HITS, cache.get("hits", 0))
     yield make_family(of.CACHE_MISSES, cache.get("misses", 0))
-    yield make_labelled_family(of.NODE_TAKEN, ((node, shown["tokens_in_use"]) for node, shown in numbers.get("nodes", {}).items()))
+    yield make_labelled_family(of.NODE_TAKEN, ((node, load["tokens_in_use"]) for node, load in numbers.get("nodes", {}).items()))
 
 
 def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family]:
@@ -118,12 +118,12 @@ def node_families(rows: Iterable[MemberForm], *, stale: bool) -> Iterator[Family
     yield make_labelled_family(of.NODE_KV, ((node, beat.kv_cache_usage) for node, beat in beats))
 
 
-def audit_families(shown: Mapping[str, Any]) -> Iterator[Family]:
+def audit_families(status: Mapping[str, Any]) -> Iterator[Family]:
     """Yield the metrics of the audit log."""
-    yield make_family(of.AUDIT_RECORDS, shown["written"])
-    yield make_family(of.AUDIT_WAITING, shown["waiting"])
-    yield make_family(of.AUDIT_DROPPED, shown["dropped"])
-    yield make_family(of.AUDIT_FAILING, float(bool(shown["failing"])))
+    yield make_family(of.AUDIT_RECORDS, status["written"])
+    yield make_family(of.AUDIT_WAITING, status["waiting"])
+    yield make_family(of.AUDIT_DROPPED, status["dropped"])
+    yield make_family(of.AUDIT_FAILING, float(bool(status["failing"])))
 
 
 def _make_decision_families(counts: Mapping[str, Any]) -> Distribution:

@@ -42,7 +42,7 @@ from din_extproc.tools.explain.explain import explain
 from din_extproc.tools.explain.explanation import Explanation
 from din_extproc.tools.http_client import OutsideClient
 
-_TOLD_WITHIN_S = 5.0
+_REPORT_DEADLINE_S = 5.0
 _POLL_S = 0.1
 
 
@@ -130,7 +130,7 @@ def fetch_reports(settings: Settings, trace: str, count: int) -> list[GatewayTim
     Raises:
         SidecarUnreachable: the admin port does not answer.
     """
-    deadline = time.monotonic() + _TOLD_WITHIN_S
+    deadline = time.monotonic() + _REPORT_DEADLINE_S
     while True:
         found = msgspec.convert(fetch_page(settings, f"exchanges?trace={trace}")["exchanges"], list[GatewayTimes])
         if len(found) >= count or time.monotonic() > deadline:

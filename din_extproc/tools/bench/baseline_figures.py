@@ -6,7 +6,7 @@ Rule: throughput is output tokens per second in the median round; below half of 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import TimedAnswer
@@ -90,7 +90,7 @@ class Reason(Struct, frozen=True):
 
     part: str
     """`errors`, `queue`, `decision`, `forwarding`, `node`; `unknown`: the gateway has reported no request."""
-    said: str
+    cause: str = field(name="said")
 
 
 def make_figures(rounds: Sequence[BaselineRound]) -> Figures:

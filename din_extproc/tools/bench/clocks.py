@@ -10,7 +10,7 @@ An Envoy in front of it reports when the request arrived: one request is enough.
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import TimedAnswer
@@ -77,7 +77,7 @@ class MeasuredClock(Struct, frozen=True):
     """Lower bound of its offset from the client's clock; None: unknown."""
     high_ms: float | None
     off: bool
-    said: str = ""
+    fault: str = field(default="", name="said")
     """What is wrong with the clock, "" if nothing."""
 
 
@@ -115,7 +115,7 @@ def measure_nodes(exchanges: Iterable[TimedExchange]) -> dict[str, ClockOffset]:
     return found
 
 
-def judge_clocks(gateway: ClockOffset, nodes: Mapping[str, ClockOffset], tolerance_ms: float = TOLERANCE_MS) -> list[MeasuredClock]:
+def check_clocks(gateway: ClockOffset, nodes: Mapping[str, ClockOffset], tolerance_ms: float = TOLERANCE_MS) -> list[MeasuredClock]:
     """Judge which clock is off. If two differ, the others decide; if none can, both are named.
 
     Args:
@@ -124,32 +124,32 @@ def judge_clocks(gateway: ClockOffset, nodes: Mapping[str, ClockOffset], toleran
         tolerance_ms: The accepted offset.
     """
     if not gateway.is_off(tolerance_ms):
-        return [_make_clock("gateway", gateway), *(_judge_node(name, offset, offset, tolerance_ms) for name, offset in nodes.items())]
+        return [_make_clock("gateway", gateway), *(_check_node(name, offset, offset, tolerance_ms) for name, offset in nodes.items())]
     apart = {name: offset.relative_to(gateway) for name, offset in nodes.items()}
     with_gateway = sum(nodes[name].is_off(tolerance_ms) and not apart[name].is_off(tolerance_ms) for name in nodes)
     with_client = sum(apart[name].is_off(tolerance_ms) and not nodes[name].is_off(tolerance_ms) for name in nodes)
     if with_gateway > with_client:
         behind = ClockOffset(-gateway.high_ms, -gateway.low_ms)
-        said = f"the client's clock is {behind.text} of the gateway's and of {_count_nodes(with_gateway)}"
-        client = MeasuredClock("client", 0.0, 0.0, off=True, said=said)
-        return [client, _make_clock("gateway", gateway), *(_judge_node(name, nodes[name], apart[name], tolerance_ms) for name in nodes)]
-    others = [_judge_node(name, nodes[name], nodes[name], tolerance_ms) for name in nodes]
+        fault = f"the client's clock is {behind.text} of the gateway's and of {_count_nodes(with_gateway)}"
+        client = MeasuredClock("client", 0.0, 0.0, off=True, fault=fault)
+        return [client, _make_clock("gateway", gateway), *(_check_node(name, nodes[name], apart[name], tolerance_ms) for name in nodes)]
+    others = [_check_node(name, nodes[name], nodes[name], tolerance_ms) for name in nodes]
     if with_client > with_gateway:
-        said = f"the gateway's clock is {gateway.text} of the client's and of {_count_nodes(with_client)}"
+        fault = f"the gateway's clock is {gateway.text} of the client's and of {_count_nodes(with_client)}"
     else:
-        said = f"the gateway's clock is {gateway.text} of the client's: either may be off, and no node's clock decides which"
-    return [_make_clock("gateway", gateway, said), *others]
+        fault = f"the gateway's clock is {gateway.text} of the client's: either may be off, and no node's clock decides which"
+    return [_make_clock("gateway", gateway, fault), *others]
 
 
-def _judge_node(name: str, offset: ClockOffset, against: ClockOffset, tolerance_ms: float) -> MeasuredClock:
-    said = f"the clock of {name} is {against.text} of the others'" if against.is_off(tolerance_ms) else ""
-    return _make_clock(name, offset, said)
+def _check_node(name: str, offset: ClockOffset, against: ClockOffset, tolerance_ms: float) -> MeasuredClock:
+    fault = f"the clock of {name} is {against.text} of the others'" if against.is_off(tolerance_ms) else ""
+    return _make_clock(name, offset, fault)
 
 
-def _make_clock(whose: str, offset: ClockOffset, said: str = "") -> MeasuredClock:
+def _make_clock(whose: str, offset: ClockOffset, fault: str = "") -> MeasuredClock:
     known = offset.is_known
     low, high = (round(offset.low_ms, 1), round(offset.high_ms, 1)) if known else (None, None)
-    return MeasuredClock(whose, low, high, off=bool(said), said=said)
+    return MeasuredClock(whose, low, high, off=bool(fault), fault=fault)
 
 
 def _count_nodes(count: int) -> str:

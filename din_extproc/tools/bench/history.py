@@ -49,7 +49,7 @@ class BaselineComparison(Struct, frozen=True, omit_defaults=True):
         share = f"{self.ratio:.2f} of the node's own throughput ({self.spread[0]:.2f} to {self.spread[1]:.2f})"
         if self.reason is None:
             return f"the network gives {share}"
-        return f"the gateway is the bottleneck: {share}. {self.reason.part}: {self.reason.said}"
+        return f"the gateway is the bottleneck: {share}. {self.reason.part}: {self.reason.cause}"
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal."""
@@ -129,5 +129,5 @@ def _format_difference(new: float, old: float) -> float | None:
 
 def _format_row(name: str, side: Figures) -> str:
     times = [side.ttft_p50_ms, side.ttft_p99_ms, side.tpot_p50_ms, side.tpot_p99_ms]
-    shown = [f"{'-' if value is None else f'{value:.1f} ms':>{width}}" for value, width in zip(times, (9, 8, 9, 8), strict=True)]
-    return f"{name[:22]:22} {side.tokens_per_s:>9.1f} {side.requests_per_s:>7.2f} {' '.join(shown)} {side.failed:>7}"
+    cells = [f"{'-' if value is None else f'{value:.1f} ms':>{width}}" for value, width in zip(times, (9, 8, 9, 8), strict=True)]
+    return f"{name[:22]:22} {side.tokens_per_s:>9.1f} {side.requests_per_s:>7.2f} {' '.join(cells)} {side.failed:>7}"

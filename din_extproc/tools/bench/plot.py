@@ -62,8 +62,8 @@ def _draw_row(split: Split, y: int, longest_ms: float) -> Iterator[str]:
     yield f'<text x="10" y="{y + 14}">{split.tokens}, {escape(split.node)}</text>'
     yield from _draw_bar(split, PARTS, (_LEFT, y, _BAR), sum(split.parts.values()))
     yield from _draw_bar(split, _OWN_PARTS, (_LEFT + _BAR + _SPACE, y, _OWN), longest_ms)
-    shown = ", ".join("-" if value is None else f"{value:.1f}" for value in (split.total_ms, split.ttft_ms, split.tpot_ms, split.gap_ms))
-    yield f'<text x="{_FIGURES}" y="{y + 14}"{_mark_bad() if split.suspect else ""}>{shown}</text>'
+    figures = ", ".join("-" if value is None else f"{value:.1f}" for value in (split.total_ms, split.ttft_ms, split.tpot_ms, split.gap_ms))
+    yield f'<text x="{_FIGURES}" y="{y + 14}"{_mark_bad() if split.suspect else ""}>{figures}</text>'
 
 
 def _draw_bar(split: Split, parts: Iterable[str], place: tuple[int, int, int], whole_ms: float) -> Iterator[str]:

@@ -16,7 +16,7 @@ from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import TimedAnswer
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.bench.baseline import fetch_reports, find_target
-from din_extproc.tools.bench.clocks import TOLERANCE_MS, TimedExchange, judge_clocks, measure_gateway, measure_nodes
+from din_extproc.tools.bench.clocks import TOLERANCE_MS, TimedExchange, check_clocks, measure_gateway, measure_nodes
 from din_extproc.tools.bench.prompts import make_prompt
 from din_extproc.tools.bench.split_parts import Split, SplitReport
 from din_extproc.tools.bench.split_parts import split_request as taken_apart
@@ -99,7 +99,7 @@ def make_report(asked: SplitMeasurements, options: SplitOptions) -> SplitReport:
         model=asked.model,
         tolerance_ms=options.tolerance_ms,
         splits=tuple(found),
-        clocks=tuple(judge_clocks(gateway, measure_nodes(known), options.tolerance_ms)),
+        clocks=tuple(check_clocks(gateway, measure_nodes(known), options.tolerance_ms)),
         failed=failed,
     )
 
@@ -121,7 +121,7 @@ async def measure(settings: Settings, options: SplitOptions, progress: ShareDone
             progress(number / len(streams))
             measured.append(await _ask_after(asker, TimedQuestion(f"{trace}{number}.", make_prompt(number), tokens), 0.0))
             telling.append(_fetch_reports(settings, f"{trace}{number}.", measured[-1:]))
-        times = {each.trace_id: each for told_of in await asyncio.gather(*telling) for each in told_of}
+        times = {each.trace_id: each for node_times in await asyncio.gather(*telling) for each in node_times}
     native = aim.pool.api != "openai"
 
     def known(asked: Iterable[tuple[str, float, TimedAnswer]]) -> tuple[TimedExchange, ...]:

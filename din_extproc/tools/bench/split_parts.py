@@ -77,7 +77,7 @@ class SplitReport(Struct, frozen=True):
         )
         rows = [_format_row(split) for split in self.splits]
         failed = [f"not taken apart: {count} ({why})" for why, count in self.failed.items()]
-        clocks = [clock.said or _describe_sound_clock(clock) for clock in self.clocks]
+        clocks = [clock.fault or _describe_sound_clock(clock) for clock in self.clocks]
         suspects = sorted({split.suspect for split in self.splits if split.suspect})
         if len(self.splits) > 1:
             middle = median_parts(self.splits)

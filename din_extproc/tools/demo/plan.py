@@ -99,8 +99,8 @@ def curl_lines(plan: DemoPlan) -> tuple[tuple[str, str], ...]:
         "-sN",
     )
     short = _format_curl(plan, plan.trial_key, '{"model":"bx-fast-chat","messages":[{"role":"user","content":"Hi"}],"max_tokens":1}', "-si")
-    shown = "grep -iE '^(HTTP|x-ratelimit|retry-after)|rate_limit'"
-    loop = f"for i in $(seq {TRIAL_RPM + 1}); do {short} | {shown}; done"
+    header_filter = "grep -iE '^(HTTP|x-ratelimit|retry-after)|rate_limit'"
+    loop = f"for i in $(seq {TRIAL_RPM + 1}); do {short} | {header_filter}; done"
     return (("chat", chat), ("stream", stream), (f"over the limit: the trial key may ask {TRIAL_RPM} times a minute", loop))
 
 

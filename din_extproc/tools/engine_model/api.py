@@ -129,11 +129,11 @@ def counted(read: Callable[[bytes, str], EngineRequest | EngineFailure]) -> Call
     return read_count
 
 
-def chats_only(face: EngineDialect) -> dict[str, ApiEmulation]:
+def chats_only(dialect: EngineDialect) -> dict[str, ApiEmulation]:
     """Return the generating paths of an engine with only chats and completions of OpenAI's API."""
-    return {path: face.generating[path] for path in ("/v1/chat/completions", "/v1/completions")}
+    return {path: dialect.generating[path] for path in ("/v1/chat/completions", "/v1/completions")}
 
 
-def embedding_only(face: EngineDialect) -> dict[str, PoolingApiEmulation]:
+def embedding_only(dialect: EngineDialect) -> dict[str, PoolingApiEmulation]:
     """Return the pooling paths of an engine whose OpenAI API has no ranking."""
-    return {path: surface for path, surface in face.pooling.items() if path == "/v1/embeddings"}
+    return {path: emulation for path, emulation in dialect.pooling.items() if path == "/v1/embeddings"}

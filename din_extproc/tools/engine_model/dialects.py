@@ -10,7 +10,7 @@ from din_extproc.tools.engine_model.tgi import tgi
 from din_extproc.tools.engine_model.tokens import SimulatedTokenizer
 from din_extproc.tools.engine_model.triton import triton
 
-FACES: dict[str, Callable[[ModelSpec, SimulatedTokenizer], EngineDialect]] = {
+DIALECTS: dict[str, Callable[[ModelSpec, SimulatedTokenizer], EngineDialect]] = {
     "vllm": openai,
     "ollama": ollama,
     "tgi": tgi,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-_SHOWN = 100
+_MAX_INPUT_CHARS = 100
 
 
 class EngineFailure(Struct, frozen=True):
@@ -24,13 +24,13 @@ class FieldFinding(Struct, frozen=True):
     kind: str
     loc: str
     msg: str
-    shown: str
+    input_text: str
     """The input, shortened."""
     context: str = ""
 
     def __str__(self) -> str:
         context = f", 'ctx': {{'error': '{self.context}'}}" if self.context else ""
-        return f"{{'type': '{self.kind}', 'loc': '{self.loc}', 'msg': '{self.msg}', 'input': {self.shown}{context}}}"
+        return f"{{'type': '{self.kind}', 'loc': '{self.loc}', 'msg': '{self.msg}', 'input': {self.input_text}{context}}}"
 
 
 def shorten(value: Any) -> str:
@@ -38,7 +38,7 @@ def shorten(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return f"'<{type(value).__name__} of {len(value)} items>'"
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...'"
+    return text if len(text) <= _MAX_INPUT_CHARS else f"{text[:_MAX_INPUT_CHARS]}...'"
 
 
 def refuse(status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> EngineFailure:

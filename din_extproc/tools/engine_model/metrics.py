@@ -151,8 +151,8 @@ class EngineMetrics:
         seen = 0
         for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
             seen += count
-            shown = "+Inf" if bound == float("inf") else str(float(bound))
-            lines.append(f'vllm:{name}_bucket{{engine="0",le="{shown}",{self._labels.partition(",")[2]}}} {float(seen)}')
+            bound_text = "+Inf" if bound == float("inf") else str(float(bound))
+            lines.append(f'vllm:{name}_bucket{{engine="0",le="{bound_text}",{self._labels.partition(",")[2]}}} {float(seen)}')
         lines += [f"vllm:{name}_count{{{self._labels}}} {float(seen)}", f"vllm:{name}_sum{{{self._labels}}} {histogram.total}"]
         lines += [f"# HELP vllm:{name}_created {text}", f"# TYPE vllm:{name}_created gauge"]
         lines.append(f"vllm:{name}_created{{{self._labels}}} {self._created}")

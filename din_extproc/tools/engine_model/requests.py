@@ -220,8 +220,8 @@ def _check_values(fields: Mapping[str, Any]) -> EngineFailure | None:
     for name in ("max_tokens", "max_completion_tokens", "n"):
         value = fields.get(name)
         if value is not None and value < 1:
-            shown = "n" if name == "n" else "max_tokens"
-            return refuse_value(f"{shown} must be at least 1, got {value}.", shown, value)
+            parameter = "n" if name == "n" else "max_tokens"
+            return refuse_value(f"{parameter} must be at least 1, got {value}.", parameter, value)
     if (fields["n"] or 1) > _MOST_CHOICES:
         return refuse_value(f"n must be at most {_MOST_CHOICES}, got {fields['n']}.", "n", fields["n"])
     temperature, top_p = fields["temperature"], fields["top_p"]

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from din_extproc.tools.engine_model.answers import Identity, Reporting
 from din_extproc.tools.engine_model.api import ApiEmulation, EngineStream, PoolingApiEmulation
-from din_extproc.tools.engine_model.dialects import FACES
+from din_extproc.tools.engine_model.dialects import DIALECTS
 from din_extproc.tools.engine_model.engine import Emission, EngineSpec, SimulatedSequence
 from din_extproc.tools.engine_model.errors import NOT_FOUND, OUT_OF_MEMORY, UNAUTHORIZED, EngineFailure, refuse
 from din_extproc.tools.engine_model.faults import Fault, FaultBoard
@@ -43,7 +43,7 @@ class EngineServer:
         self._model = model
         self._tokenizer = tokenizer
         self._metrics = EngineMetrics(model.name, time.time())
-        self._face = FACES[model.api](model, tokenizer)
+        self._dialect = DIALECTS[model.api](model, tokenizer)
         self._numbers = count(1)
         self._open: set[Delivery] = set()
         self._loop: EngineLoop
@@ -73,13 +73,13 @@ class EngineServer:
 
     def _routes(self) -> list[web.RouteDef]:
         pages = EnginePages(self._model, self._tokenizer, self.faults, self.seen, self._loop)
-        face = self._face
+        dialect = self._dialect
         made = [*pages.routes(), web.post("/tokenize", self._wrap(pages.tokenize))]
-        made += [web.get(path, _page(content)) for path, content in face.pages.items()]
-        made += [web.post(path, self._wrap(self._pooling(surface))) for path, surface in face.counting.items()]
+        made += [web.get(path, _page(content)) for path, content in dialect.pages.items()]
+        made += [web.post(path, self._wrap(self._pooling(emulation))) for path, emulation in dialect.counting.items()]
         if self._model.runner == "generate":
-            return made + [web.post(path, self._wrap(self._generating(surface))) for path, surface in face.generating.items()]
-        return made + [web.post(path, self._wrap(self._pooling(surface))) for path, surface in face.pooling.items()]
+            return made + [web.post(path, self._wrap(self._generating(emulation))) for path, emulation in dialect.generating.items()]
+        return made + [web.post(path, self._wrap(self._pooling(emulation))) for path, emulation in dialect.pooling.items()]
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -110,7 +110,7 @@ class EngineServer:
             self.seen.in_flight += 1
             try:
                 struck = self.faults.draw(request.path, record.body)
-                response = await _apply_early_faults(request, struck, self._face.reword) or await work(request, record, struck)
+                response = await _apply_early_faults(request, struck, self._dialect.reword) or await work(request, record, struck)
             except asyncio.CancelledError:
                 record.finish("aborted", None, time.time())
                 raise
@@ -123,16 +123,16 @@ class EngineServer:
 
         return handle
 
-    def _generating(self, surface: ApiEmulation) -> Work:
+    def _generating(self, emulation: ApiEmulation) -> Work:
         async def work(request: web.Request, record: SeenRequest, struck: Mapping[str, Fault]) -> web.StreamResponse:
-            ask = surface.read(record.body, request.headers.get("content-type", ""))
-            return await self._generate(request, record, struck, ask, surface)
+            ask = emulation.read(record.body, request.headers.get("content-type", ""))
+            return await self._generate(request, record, struck, ask, emulation)
 
         return work
 
-    def _pooling(self, surface: PoolingApiEmulation) -> Work:
+    def _pooling(self, emulation: PoolingApiEmulation) -> Work:
         async def work(request: web.Request, record: SeenRequest, _struck: Mapping[str, Fault]) -> web.StreamResponse:
-            ask = surface.read(record.body, request.headers.get("content-type", ""))
+            ask = emulation.read(record.body, request.headers.get("content-type", ""))
             if isinstance(ask, EngineFailure):
                 return answer_failure(ask)
             record.prompt_tokens = sum(ask.prompts)
@@ -141,7 +141,7 @@ class EngineServer:
                 await self._run(record, ["stop"] * len(record.sequences))
             finally:
                 self._abort_rest(record)
-            body = surface.whole(ask, self._number(request), int(time.time()), self._model.name)
+            body = emulation.whole(ask, self._number(request), int(time.time()), self._model.name)
             return web.Response(body=body, content_type="application/json", headers=HEADERS)
 
         return work
@@ -152,7 +152,7 @@ class EngineServer:
         record: SeenRequest,
         struck: Mapping[str, Fault],
         ask: EngineRequest | EngineFailure,
-        surface: ApiEmulation,
+        emulation: ApiEmulation,
     ) -> web.StreamResponse:
         """Run the scripts of a request through the engine and answer."""
         if isinstance(ask, EngineFailure):
@@ -161,18 +161,18 @@ class EngineServer:
         record.prompt_tokens = ask.prompt_tokens
         record.sequences = [SimulatedSequence(tokens, len(script.pieces)) for tokens, script in zip(ask.prompts, ask.scripts, strict=True)]
         ahead_s = struck["clock"].ms / 1000 if "clock" in struck else 0.0
-        identity = Identity(f"{surface.prefix}{self._number(request)}", int(time.time() + ahead_s), self._model.name)
+        identity = Identity(f"{emulation.prefix}{self._number(request)}", int(time.time() + ahead_s), self._model.name)
         factor = struck["usage"].factor if "usage" in struck else 1.0
         reporting = Reporting(factor=factor, omit="no_usage" in struck)
         try:
             if ask.stream:
-                events = surface.stream(identity, ask, reporting)
+                events = emulation.stream(identity, ask, reporting)
                 return await self._stream(
-                    request=request, record=record, struck=struck, ask=ask, content_type=surface.content_type, events=events
+                    request=request, record=record, struck=struck, ask=ask, content_type=emulation.content_type, events=events
                 )
             await self._run(record, [script.finish_reason for script in ask.scripts])
-            body = surface.whole(identity, ask, reporting)
-            return web.Response(body=body, content_type="application/json", headers={**HEADERS, **surface.headers(ask)})
+            body = emulation.whole(identity, ask, reporting)
+            return web.Response(body=body, content_type="application/json", headers={**HEADERS, **emulation.headers(ask)})
         finally:
             self._abort_rest(record)
 

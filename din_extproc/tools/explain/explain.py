@@ -114,19 +114,19 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     parsed = read_request(context, request, recorded.sent)
     if isinstance(parsed, Refusal):
         return refused(parsed)
-    wish = ExplainedIntent.of(parsed.intent, request.prefix)
+    intent = ExplainedIntent.of(parsed.intent, request.prefix)
     tried = view.table.evaluate_rules(parsed.intent, tenant, request.head, int(clock.wall()) // _HOUR_S % 24, selector.members.get_versions)
     decided = resume(decide(context, request, who, parsed.intent, began=clock.monotonic(), wall=clock.wall()))
     assert not isinstance(decided, Pause)  # noqa: S101 - nothing here is waited for
     if selector.routed is None or selector.size is None:
         assert isinstance(decided, Refusal)  # noqa: S101 - what passes has a route
-        return refused(decided, wish, tried)
+        return refused(decided, intent, tried)
     routed = selector.routed
     known = Explanation(
         sent=False,
         tenant=tenant.id,
         identity=who.key.id or None,
-        intent=wish,
+        intent=intent,
         rules=tried,
         rule=routed.rule,
         model=routed.model,
@@ -265,7 +265,7 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
     """The nodes of a pool that can't take the request, and those that would belong to it but take nothing now."""
     everyone = placer.members.get_nodes(pool)
     nodes = placer.traffic_split.filter_excluded(everyone)
-    said = {row.node.id: row.health.summary for row in rows if row.health is not None}
+    summaries = {row.node.id: row.health.summary for row in rows if row.health is not None}
     shapes = filter_shapes(group_by_shape(nodes), size.to_demand(versions))
     fit = () if isinstance(shapes, Refusal) else shapes
     found = [
@@ -274,9 +274,9 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
         if NodeShape(node.version, node.max_seq_len) not in fit
     ]
     found += [
-        Candidate(node=node.id, pool=pool, why=f"left out: {said.get(node.id, '')}")
+        Candidate(node=node.id, pool=pool, why=f"left out: {summaries.get(node.id, '')}")
         for node in everyone
-        if (standing := placer.traffic_split.get_snapshot(node.id)) is not None and standing.excluded
+        if (snapshot := placer.traffic_split.get_snapshot(node.id)) is not None and snapshot.excluded
     ]
     models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [

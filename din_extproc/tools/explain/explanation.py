@@ -110,57 +110,59 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
 
     def lines(self) -> list[str]:
         """For a terminal."""
-        shown = [] if self.identity is None else [f"tenant    {self.tenant}, known by {self.identity}"]
-        shown += [] if self.intent is None else _wish(self.intent)
+        lines = [] if self.identity is None else [f"tenant    {self.tenant}, known by {self.identity}"]
+        lines += [] if self.intent is None else _describe_intent(self.intent)
         for trial in self.rules:
             name = trial.rule or "(no rule)"
-            shown.append(
+            lines.append(
                 f"rule      {'*' if trial.matched else '-'} {name} -> {trial.pool}"
                 + (": " + "; ".join(trial.reasons) if trial.reasons else "")
             )
         if self.model is not None:
             asked = self.alias if self.intent is None or self.alias != self.intent.model else ""
-            shown.append(f"model     {self.model}" + (f", by the alias {asked}" if asked else ""))
-            shown.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
+            lines.append(f"model     {self.model}" + (f", by the alias {asked}" if asked else ""))
+            lines.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
         if self.degraded:
-            shown.append(f"degraded  the fallback takes it: {self.degraded}")
+            lines.append(f"degraded  the fallback takes it: {self.degraded}")
         if self.node_path:
-            shown.append(f"engine    asked in its own words: {self.node_path}")
+            lines.append(f"engine    asked in its own words: {self.node_path}")
         if self.left_out:
-            shown.append(f"left out  {self.left_out}: the engine can't be told")
+            lines.append(f"left out  {self.left_out}: the engine can't be told")
         if self.scheduler:
-            shown.append(f"scheduler {self.scheduler}" + (", for a request of the long tail" if self.long else ""))
+            lines.append(f"scheduler {self.scheduler}" + (", for a request of the long tail" if self.long else ""))
         for each in self.candidates:
             mark = "-" if each.score is None else str(each.place or " ")
-            shown.append(f"node      {mark} {each.node}: {each.why}")
+            lines.append(f"node      {mark} {each.node}: {each.why}")
         if self.nodes:
             then = f", then in flight {self.moves_to}" if self.moves_to else ""
             leaves = "".join(f"; leaves the site: {each}" for each in self.leaves_site_to)
-            shown.append(f"nodes     {', '.join(self.nodes)}{then}{leaves}")
+            lines.append(f"nodes     {', '.join(self.nodes)}{then}{leaves}")
         if self.timeout_ms is not None:
-            shown.append(f"timeout   {self.timeout_ms} ms")
+            lines.append(f"timeout   {self.timeout_ms} ms")
         if self.first_byte_ms is not None:
-            shown.append(f"timeout   {self.first_byte_ms} ms until the answer begins, then the next node")
+            lines.append(f"timeout   {self.first_byte_ms} ms until the answer begins, then the next node")
         if self.refusal is not None:
-            shown.append(f"refused   {self.status} {self.refusal}: {self.message}")
-        return shown
+            lines.append(f"refused   {self.status} {self.refusal}: {self.message}")
+        return lines
 
 
-def _wish(wish: ExplainedIntent) -> list[str]:
-    output = "not limited by the client" if wish.output_tokens is None else f"at most {wish.output_tokens} tokens"
-    more = [f"{name} {text}" for name, text in (("tier", wish.task_tier), ("version", wish.version), ("priority", wish.priority)) if text]
-    limits = (("deadline in ms", wish.timeout_ms), ("budget in tokens", wish.budget_tokens), ("budget in money", wish.budget_cost))
+def _describe_intent(intent: ExplainedIntent) -> list[str]:
+    output = "not limited by the client" if intent.output_tokens is None else f"at most {intent.output_tokens} tokens"
+    more = [
+        f"{name} {text}" for name, text in (("tier", intent.task_tier), ("version", intent.version), ("priority", intent.priority)) if text
+    ]
+    limits = (("deadline in ms", intent.timeout_ms), ("budget in tokens", intent.budget_tokens), ("budget in money", intent.budget_cost))
     more += [f"{name} {limit:g}" for name, limit in limits if limit is not None]
-    measured = (("images", wish.images), ("seconds of audio", wish.audio_seconds))
-    charged = [f"charged   for {wish.charged_for}" + "".join(f", {number} {name}" for name, number in measured if number)]
+    measured = (("images", intent.images), ("seconds of audio", intent.audio_seconds))
+    charged = [f"charged   for {intent.charged_for}" + "".join(f", {number} {name}" for name, number in measured if number)]
     return [
-        f"asks      {wish.path} of {wish.model!r}" + "".join(f", {each}" for each in more) + (", as a stream" if wish.stream else ""),
-        f"prompt    about {wish.prompt_tokens} tokens; output {output}",
-        *(charged if wish.charged_for else ()),
+        f"asks      {intent.path} of {intent.model!r}" + "".join(f", {each}" for each in more) + (", as a stream" if intent.stream else ""),
+        f"prompt    about {intent.prompt_tokens} tokens; output {output}",
+        *(charged if intent.charged_for else ()),
     ]
 
 
-def refused(refusal: Refusal, wish: ExplainedIntent | None = None, rules: tuple[RuleEvaluation, ...] = ()) -> Explanation:
+def refused(refusal: Refusal, intent: ExplainedIntent | None = None, rules: tuple[RuleEvaluation, ...] = ()) -> Explanation:
     """The request is answered here."""
     code = refusal.code
-    return Explanation(sent=False, intent=wish, rules=rules, refusal=code.code, status=code.status, message=refusal.message)
+    return Explanation(sent=False, intent=intent, rules=rules, refusal=code.code, status=code.status, message=refusal.message)

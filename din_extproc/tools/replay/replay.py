@@ -86,16 +86,16 @@ class ReplayReport(Struct, frozen=True):
     def lines(self) -> list[str]:
         """A table in Markdown, for a terminal and a pull request."""
         moved = sum(change.requests for change in self.changes)
-        told = f"{self.requests} requests decided again, {moved} fare otherwise" + (f"; {self.skipped} skipped" if self.skipped else "")
-        told_costs = self._cost_lines()
+        summary = f"{self.requests} requests decided again, {moved} fare otherwise" + (f"; {self.skipped} skipped" if self.skipped else "")
+        cost_lines = self._cost_lines()
         if not self.changes:
-            return [told, *told_costs]
+            return [summary, *cost_lines]
         rows = [
             f"| {change.tenant} | {change.before} | {change.after} | {change.requests} | {change.tokens} | {', '.join(change.examples)} |"
             for change in self.changes
         ]
         head = ["| tenant | before | after | requests | tokens | for example |", "|---|---|---|---|---|---|"]
-        return [told, "", *head, *rows, *told_costs]
+        return [summary, "", *head, *rows, *cost_lines]
 
     def _cost_lines(self) -> list[str]:
         rows = [f"| {each.tenant} | {each.before} | {each.after} |" for each in self.costs]

@@ -31,7 +31,7 @@ from din_extproc.flow.pool_membership import PoolMembership
 from din_extproc.flow.view import DecisionView
 from din_extproc.route.table import Routed, RouteTable, VersionsOf
 from din_extproc.schedule.load import LoadModel, NodeLease
-from din_extproc.tools.verify.sample_request import wishes
+from din_extproc.tools.verify.sample_request import find_samples
 from din_extproc.tools.virtual_time import LEASE_MS, Pause, VirtualClock, VirtualLedger, resume, run_now
 
 _HOUR_MS = 3_600_000
@@ -240,8 +240,8 @@ def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: Ro
     tier = {"x-task-tier": intent.task_tier} if intent.task_tier else {}
     for rule in table.rules_for(intent.model):
         if past.fate.rule and rule.id == past.fate.rule:
-            for wish in wishes(rule.condition):
-                head = RequestHead("POST", intent.operation.value, {**wish.headers, **tier})
+            for sample in find_samples(rule.condition):
+                head = RequestHead("POST", intent.operation.value, {**sample.headers, **tier})
                 routed = table.route(intent, who.tenant, head, hour, versions)
                 if isinstance(routed, Routed) and routed.rule == rule.id:
                     return head

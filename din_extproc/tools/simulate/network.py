@@ -132,15 +132,15 @@ class SimulatedNetwork:
 
     def _dispatch(self, call: SimulatedCall, now: float) -> None:
         """It has a node, and a client that waits so long."""
-        picked, patience = call.decision.selection, call.arrival.client_timeout_s
+        picked, timeout_s = call.decision.selection, call.arrival.client_timeout_s
         tries = picked.nodes[: 1 + self._plan.retries] if not picked.fallback_nodes else (*picked.nodes, picked.fallback_nodes[0])
         call.tries = list(tries[::-1])
         if picked.timeout_ms is not None:
             self._schedule(now + picked.timeout_ms / 1000, self._on_timeout, call)
         elif (total_ms := call.decision.target.pool.timeouts.total_ms) is not None:
             self._schedule(now + total_ms / 1000, self._on_timeout, call)
-        if patience is not None:
-            self._schedule(max(now, call.arrival.at + patience), self._on_client_timeout, call)
+        if timeout_s is not None:
+            self._schedule(max(now, call.arrival.at + timeout_s), self._on_client_timeout, call)
         self._attempt(call, now)
 
     def _attempt(self, call: SimulatedCall, now: float) -> None:
@@ -265,11 +265,11 @@ class SimulatedNetwork:
             return
         replica.serves_at = None
         while replica.queue:
-            turn = replica.next_served()
-            if not isinstance(turn, tuple):
-                self._schedule_queue(replica, max(turn, now + 0.001))
+            served = replica.next_served()
+            if not isinstance(served, tuple):
+                self._schedule_queue(replica, max(served, now + 0.001))
                 return
-            ticket, reply = turn
+            ticket, reply = served
             arrival, decision = self._waiting.pop(ticket)
             self._on_decided(arrival, replica, replica.resume(decision, reply), now, waited=True)
 

@@ -38,7 +38,7 @@ class SimulatedNode:
         """Seconds that it stood still."""
         self._since = 0.0
         """When it was last looked at, by its own clock."""
-        self._told: tuple[int, float] = (0, 0.0)
+        self._last_counts: tuple[int, float] = (0, 0.0)
         """Output tokens and busy seconds at its last beat."""
         self._was_idle = False
 
@@ -99,7 +99,7 @@ class SimulatedNode:
         elif trouble.kind is NodeIncident.DOWN:
             self.engine = SimulatedEngine(self.kind.spec, every_token=False)
             self._kept.clear()
-            self._told = (0, self.busy_s)
+            self._last_counts = (0, self.busy_s)
         elif trouble.kind is NodeIncident.STALL:
             self.engine.catch_up(self._find_own_spec(now))
         self.trouble = trouble
@@ -123,8 +123,8 @@ class SimulatedNode:
         self._was_idle = idle
         self._apply_spec(own)
         engine.catch_up(own)
-        decoded, busy = engine.tokens - self._told[0], self.busy_s - self._told[1]
-        self._told = (engine.tokens, self.busy_s)
+        decoded, busy = engine.tokens - self._last_counts[0], self.busy_s - self._last_counts[1]
+        self._last_counts = (engine.tokens, self.busy_s)
         usage = engine.kv_usage
         return Heartbeat(
             state=NodeState.READY,

@@ -80,7 +80,7 @@ class SimulatedReplica:
             queue=self,
             lease_ms=LEASE_MS,
         )
-        self._patience_s: float | None = None
+        self._client_timeout_s: float | None = None
         """Of the client whose request is being decided."""
         self.serves_at: float | None = None
         """When those that wait are looked at next."""
@@ -96,7 +96,7 @@ class SimulatedReplica:
         request = PendingRequest()
         request.request_id, request.head, request.who = str(number), arrival.head, arrival.who
         request.account, request.prefix, request.chance = arrival.tenant, arrival.prefix, number * _SPREAD
-        self._patience_s = arrival.client_timeout_s
+        self._client_timeout_s = arrival.client_timeout_s
         return self.resume(decide(self._context, request, arrival.who, arrival.intent, began=now, wall=self._clock.wall()))
 
     def resume(self, decision: PendingDecision, reply: Granted | Denied | None = None) -> Decision | SimulatedWait | Refusal:
@@ -119,8 +119,8 @@ class SimulatedReplica:
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted | Denied | QueueFull:
         """Wait until the claim is granted, or the client's deadline has passed; then return what was short."""
         now_ms = self._clock.ms
-        if self._patience_s is not None:
-            deadline_ms = min(deadline_ms, int(self._patience_s * 1000))
+        if self._client_timeout_s is not None:
+            deadline_ms = min(deadline_ms, int(self._client_timeout_s * 1000))
         ticket = Ticket(claim, priority, queueing, now_ms + deadline_ms)
         if not self.queue.join(ticket):
             return QueueFull(self.queue.next_vacancy_ms(claim, now_ms))
@@ -191,7 +191,7 @@ class SimulatedReplica:
         if not changed:
             return []
         self.selector.on_breakers(changed)
-        return [node_id for node_id, standing in changed.nodes.items() if standing.state is BreakerState.OPEN]
+        return [node_id for node_id, snapshot in changed.nodes.items() if snapshot.state is BreakerState.OPEN]
 
     def on_reading(self, node_id: str, reading: HeartbeatReading) -> None:
         """A node has said how it does."""
@@ -203,7 +203,7 @@ class SimulatedReplica:
 
     def take_due_probes(self) -> list[str]:
         """The nodes that probes are for: those that have failed and not answered since, and those on trial."""
-        trials = [name for name, standing in self.breakers.nodes.snapshot_not_closed().items() if standing.state is BreakerState.HALF_OPEN]
+        trials = [name for name, snapshot in self.breakers.nodes.snapshot_not_closed().items() if snapshot.state is BreakerState.HALF_OPEN]
         return sorted({*self._doubts, *trials})
 
     def _on_event(self, node_id: str, event: BreakerEvent) -> None:

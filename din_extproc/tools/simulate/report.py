@@ -12,15 +12,15 @@ from din_extproc.tools.simulate.stats import Outcomes
 
 def lines(simulated: Simulated) -> list[str]:
     """The tables."""
-    told = f"{simulated.seconds:g} s of virtual time, seed {simulated.seed}"
+    title = f"{simulated.seconds:g} s of virtual time, seed {simulated.seed}"
     if simulated.skipped:
-        told += f"; {simulated.skipped} recorded requests say too little to be sent again"
+        title += f"; {simulated.skipped} recorded requests say too little to be sent again"
     if simulated.slo:
-        told += f"; promised: {', '.join(f'{name} <= {bound:g}' for name, bound in simulated.slo.items())}"
+        title += f"; promised: {', '.join(f'{name} <= {bound:g}' for name, bound in simulated.slo.items())}"
     if len(simulated.rows) > 1:
-        return [told, "", *_compared(simulated)]
+        return [title, "", *_compared(simulated)]
     [row] = simulated.rows
-    return [told, *_verdict(simulated, row), "", *_whole(row.outcomes)]
+    return [title, *_verdict(simulated, row), "", *_whole(row.outcomes)]
 
 
 def _verdict(simulated: Simulated, row: VariantResult) -> Iterator[str]:
@@ -73,8 +73,8 @@ def _pairs(found: Outcomes) -> Iterator[str]:
     yield _line(["---", "---"])
     rates = f"{found.requests_per_s:,.2f} requests/s, {found.tokens_per_s:,.0f} tokens/s ({found.output_tokens_per_s:,.0f} of answers)"
     yield _line(["answered", rates])
-    told = {"refused": found.refused, "failed": found.failed}
-    reasons = "; ".join(f"{name} {number}" for counts in told.values() for name, number in counts.items())
+    losses = {"refused": found.refused, "failed": found.failed}
+    reasons = "; ".join(f"{name} {number}" for counts in losses.values() for name, number in counts.items())
     yield _line(["errors", f"{found.errors:.2%} of {found.requests:,}" + (f": {reasons}" if reasons else "")])
     yield _line(["degraded, waited, retried", f"{found.degraded:.2%}, {found.waited:.2%}, {found.retried:.2%} of those that were sent"])
     if found.unfinished:

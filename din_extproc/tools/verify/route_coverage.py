@@ -24,7 +24,7 @@ from din_extproc.intent.read import ParsedRequest, parse_request
 from din_extproc.route.table import CompiledRule, Routed
 from din_extproc.schedule.pick import filter_shapes, group_by_shape
 from din_extproc.tools.verify.sample_body import build_body, content_type
-from din_extproc.tools.verify.sample_request import SampleRequest, invertible, variants, wishes
+from din_extproc.tools.verify.sample_request import SampleRequest, find_samples, invertible, variants
 
 _SHORT = 24
 """Prompt tokens where no rule needs more."""
@@ -123,7 +123,9 @@ class RouteCoverage:
         for operation in self._operations:
             if not rule.pool.serves(operation):
                 continue
-            tried = [made for wish in wishes(rule.condition) for made in self._tried(name, rule, wish, operation, (lowest, highest))]
+            tried = [
+                made for sample in find_samples(rule.condition) for made in self._tried(name, rule, sample, operation, (lowest, highest))
+            ]
             entry = next((made for made in tried if isinstance(made, RouteEntry)), None)
             if entry is not None:
                 reached.append(msgspec.structs.replace(entry, first=not reached))
@@ -132,27 +134,27 @@ class RouteCoverage:
         return reached, misses
 
     def _tried(
-        self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, segment: tuple[int, int | None]
+        self, name: str, rule: CompiledRule, sample: SampleRequest, operation: Operation, segment: tuple[int, int | None]
     ) -> Iterator[RouteEntry | Miss]:
         """Try sample requests for one operation and segment until one reaches the entry."""
         lowest, highest = segment
-        first = max(wish.lowest, lowest)
-        last = min((bound for bound in (wish.highest, highest) if bound is not None), default=None)
-        if (last is not None and last < first) or (wish.operations and operation not in wish.operations):
+        first = max(sample.lowest, lowest)
+        last = min((bound for bound in (sample.highest, highest) if bound is not None), default=None)
+        if (last is not None and last < first) or (sample.operations and operation not in sample.operations):
             return
-        for each in variants(wish, _PRIORITIES):
+        for each in variants(sample, _PRIORITIES):
             made = self._made(name, rule, each, operation, (first, _inside(first, last), last))
             yield made
             if isinstance(made, RouteEntry):
                 return
 
     def _made(
-        self, name: str, rule: CompiledRule, wish: SampleRequest, operation: Operation, size: tuple[int, int, int | None]
+        self, name: str, rule: CompiledRule, sample: SampleRequest, operation: Operation, size: tuple[int, int, int | None]
     ) -> RouteEntry | Miss:
         """Return the entry with its request, or why the request goes elsewhere."""
-        headers = {"content-type": content_type(operation), **wish.headers, **_priority(wish)}
+        headers = {"content-type": content_type(operation), **sample.headers, **_priority(sample)}
         head = RequestHead(operation.spec.method, operation.value, headers)
-        body, reading = self._sized(name, head, operation, size, stream=bool(wish.stream))
+        body, reading = self._sized(name, head, operation, size, stream=bool(sample.stream))
         if isinstance(reading, Refusal):
             return Miss(reading.message, idle=False)
         routed = self._view.table.route(reading.intent, self._tenant, head, self._hour_utc, self._members.get_versions)
@@ -209,5 +211,5 @@ def _inside(first: int, last: int | None) -> int:
     return wanted if last is None or wanted <= last else (first + last + 1) // 2
 
 
-def _priority(wish: SampleRequest) -> Mapping[str, str]:
-    return {} if wish.priority is None else {"x-din-priority": wish.priority.value}
+def _priority(sample: SampleRequest) -> Mapping[str, str]:
+    return {} if sample.priority is None else {"x-din-priority": sample.priority.value}

@@ -57,14 +57,14 @@ def invertible(condition: RuleCondition) -> bool:
     return own and all(invertible(inner) for inner in (*condition.any, *condition.all))
 
 
-def variants(wish: SampleRequest, priorities: tuple[Priority, ...]) -> Iterator[SampleRequest]:
+def variants(sample: SampleRequest, priorities: tuple[Priority, ...]) -> Iterator[SampleRequest]:
     """Yield the sample request, then variants of its unconstrained properties: streamed, and of another priority."""
-    for priority in (None, *priorities) if wish.priority is None else (wish.priority,):
-        for stream in (None, True) if wish.stream is None else (wish.stream,):
-            yield replace(wish, stream=stream, priority=priority)
+    for priority in (None, *priorities) if sample.priority is None else (sample.priority,):
+        for stream in (None, True) if sample.stream is None else (sample.stream,):
+            yield replace(sample, stream=stream, priority=priority)
 
 
-def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
+def find_samples(condition: RuleCondition) -> Iterator[SampleRequest]:
     """Yield a sample request for each alternative that meets the condition."""
     own = SampleRequest(
         operations=condition.path,
@@ -79,7 +79,7 @@ def wishes(condition: RuleCondition) -> Iterator[SampleRequest]:
     )
     found = [own]
     for alternatives in (*([condition.any] if condition.any else []), *((inner,) for inner in condition.all)):
-        choices = [wish for inner in alternatives for wish in wishes(inner)]
+        choices = [sample for inner in alternatives for sample in find_samples(inner)]
         found = [joined for one in found for other in choices if (joined := both(one, other)) is not None]
     yield from found
 

@@ -111,21 +111,21 @@ def test_an_envoy_that_asks_where_no_worker_listens_is_told_to_be_rendered_again
     other = structs.replace(settings, gateway=settings.gateway.model_copy(update={"workers": 3}))
     [finding] = [each for each in of_envoy(INFO, dump(settings), other) if each.verdict != "ok"]
     assert (finding.what, finding.verdict) == ("workers' addresses", "fail")
-    assert "ext_proc.sock.2" in finding.said
+    assert "ext_proc.sock.2" in finding.finding
     assert "render envoy.yaml again" in finding.change
 
 
 def test_streams_that_could_not_be_opened_are_no_part_of_those_that_began():
     deaf = {"cluster.din_ext_proc.membership_healthy": 0, "http.din.ext_proc.streams_started": 8, "http.din.ext_proc.streams_failed": 14}
     workers, streams = of_exchanges(deaf)
-    assert (workers.what, streams.what, streams.verdict, streams.said) == ("workers", "ext_proc streams", "fail", "14 failed, 8 began")
+    assert (workers.what, streams.what, streams.verdict, streams.finding) == ("workers", "ext_proc streams", "fail", "14 failed, 8 began")
     assert all("render envoy.yaml again" in each.change for each in (workers, streams))
 
 
 def test_what_attempts_ask_of_the_sidecar_counts_too():
     attempts = {"cluster.fast+local.ext_proc.streams_started": 7, "cluster.fast+local.ext_proc.message_timeouts": 2}
     late, *_ = of_exchanges({**STATS, "http.din.ext_proc.message_timeouts": 1, **attempts})
-    assert (late.verdict, late.said) == ("fail", "3 in 107 exchanges")
+    assert (late.verdict, late.finding) == ("fail", "3 in 107 exchanges")
 
 
 def test_an_envoy_without_our_filter_is_found_out(settings):

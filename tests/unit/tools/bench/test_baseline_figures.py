@@ -77,13 +77,13 @@ def test_nothing_told_is_no_share():
 def test_whoever_takes_most_of_what_came_on_top_is_to_blame(found, part, words):
     named = find_reason(make_figures(side(100.0)), make_figures(side(400.0)), found, 0.1)
     assert named.part == part
-    assert words in named.said
+    assert words in named.cause
 
 
 def test_requests_that_fail_are_the_reason_before_anything_else():
     named = find_reason(make_figures(side(1.0)), make_figures(side(1.0, trouble="rate_limit_exceeded")), None, None)
     assert named.part == "errors"
-    assert named.said == "4 of 4 requests failed, 4 with rate_limit_exceeded"
+    assert named.cause == "4 of 4 requests failed, 4 with rate_limit_exceeded"
 
 
 def test_prompts_are_the_same_each_time_and_none_begins_another():

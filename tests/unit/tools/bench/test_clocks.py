@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from din_extproc.domain.timing import GatewayTimes
 from din_extproc.measure.answer import NodeTimes, TimedAnswer
-from din_extproc.tools.bench.clocks import ClockOffset, TimedExchange, judge_clocks, measure_gateway, measure_nodes
+from din_extproc.tools.bench.clocks import ClockOffset, TimedExchange, check_clocks, measure_gateway, measure_nodes
 
 START = 1_800_000_000.0
 MOMENTS = [number * (10**0.5 - 3) for number in range(24)]
@@ -29,7 +29,7 @@ def exchange(at: float, *, gateway_ms: float = 0.0, node_ms: float = 0.0, node: 
 
 def clocks(**off: float):
     asked = [exchange(at, node=node, **off) for at in MOMENTS for node in ("n", "m")]
-    return judge_clocks(measure_gateway(asked), measure_nodes(asked))
+    return check_clocks(measure_gateway(asked), measure_nodes(asked))
 
 
 def offs(found) -> list[str]:
@@ -49,21 +49,21 @@ def test_a_gateway_s_clock_that_is_off_is_named_with_the_nodes_as_witnesses(ms):
     found = clocks(gateway_ms=ms)
     assert offs(found) == ["gateway"]
     assert found[0].low_ms <= ms <= found[0].high_ms
-    assert f"ms {'ahead' if ms > 0 else 'behind'} (between " in found[0].said
-    assert found[0].said.endswith(" of the client's and of 2 nodes'")
+    assert f"ms {'ahead' if ms > 0 else 'behind'} (between " in found[0].fault
+    assert found[0].fault.endswith(" of the client's and of 2 nodes'")
 
 
 @pytest.mark.parametrize("ms", [300.0, -300.0])
 def test_a_client_s_clock_that_is_off_is_named_not_the_gateway_s(ms):
     found = clocks(client_ms=ms)
     assert offs(found) == ["client"]
-    assert f"ms {'ahead' if ms > 0 else 'behind'} (between " in found[0].said
+    assert f"ms {'ahead' if ms > 0 else 'behind'} (between " in found[0].fault
 
 
 @pytest.mark.parametrize("ms", [300.0, -300.0])
 def test_one_node_s_clock_that_is_off_is_named(ms):
     asked = [exchange(at, node=node, node_ms=ms if node == "m" else 0.0) for at in MOMENTS for node in ("n", "m")]
-    found = judge_clocks(measure_gateway(asked), measure_nodes(asked))
+    found = check_clocks(measure_gateway(asked), measure_nodes(asked))
     assert offs(found) == ["m"]
     assert found[2].low_ms <= ms <= found[2].high_ms
     assert found[2].high_ms - found[2].low_ms < 150.0
@@ -71,14 +71,14 @@ def test_one_node_s_clock_that_is_off_is_named(ms):
 
 def test_without_a_witness_both_are_named():
     asked = [exchange(at, gateway_ms=300.0) for at in MOMENTS]
-    (found,) = judge_clocks(measure_gateway(asked), {})
+    (found,) = check_clocks(measure_gateway(asked), {})
     assert found.off
-    assert "either may be off" in found.said
+    assert "either may be off" in found.fault
 
 
 def test_a_clock_that_writes_no_time_is_not_known():
     offset = ClockOffset().narrow(-1.8e12, -1.8e12 + 1000)
-    (_, found) = judge_clocks(ClockOffset(-1, 1), {"n": offset})
+    (_, found) = check_clocks(ClockOffset(-1, 1), {"n": offset})
     assert (found.low_ms, found.high_ms, found.off) == (None, None, False)
 
 

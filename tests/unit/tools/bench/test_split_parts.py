@@ -112,7 +112,7 @@ def apart(*splits: Split, clocks: tuple[MeasuredClock, ...] = (), failed: dict[s
 
 def test_the_verdict_is_that_of_the_worst_request_and_of_the_clocks():
     good, bad = taken(exchange(SPANS)), taken(exchange(SPANS, gateway_ms=-300.0))
-    off = MeasuredClock("node-b", 250.0, 350.0, off=True, said="the clock of node-b is 300 ms ahead")
+    off = MeasuredClock("node-b", 250.0, 350.0, off=True, fault="the clock of node-b is 300 ms ahead")
     assert apart(good).sound
     assert apart(good).verdict == "the parts add up within 50 ms: the largest gap of 1 requests is 0.0 ms"
     assert not apart(good, bad).sound

@@ -2,7 +2,7 @@
 
 from din_extproc.domain.request import Operation, Priority
 from din_extproc.route.rules import RuleCondition, TokenRange
-from din_extproc.tools.verify.sample_request import SampleRequest, both, wishes
+from din_extproc.tools.verify.sample_request import SampleRequest, both, find_samples
 
 
 def test_every_field_of_a_condition_becomes_a_wish() -> None:
@@ -13,16 +13,16 @@ def test_every_field_of_a_condition_becomes_a_wish() -> None:
         stream=True,
         priority=(Priority.BATCH, Priority.STANDARD),
     )
-    assert list(wishes(condition)) == [
+    assert list(find_samples(condition)) == [
         SampleRequest((Operation.EMBEDDINGS,), 101, 199, {"x-task-tier": "light", "x-any": "verify"}, stream=True, priority=Priority.BATCH)
     ]
 
 
 def test_each_alternative_is_a_wish_of_its_own_and_all_of_all_are_in_one() -> None:
     either = RuleCondition(any=(RuleCondition(stream=True), RuleCondition(estimated_tokens=TokenRange(le=50))))
-    assert list(wishes(either)) == [SampleRequest(stream=True), SampleRequest(highest=50)]
+    assert list(find_samples(either)) == [SampleRequest(stream=True), SampleRequest(highest=50)]
     every = RuleCondition(all=(RuleCondition(stream=True), either, RuleCondition(header={"a": ("1",)})))
-    assert list(wishes(every)) == [
+    assert list(find_samples(every)) == [
         SampleRequest(stream=True, headers={"a": "1"}),
         SampleRequest(stream=True, highest=50, headers={"a": "1"}),
     ]
@@ -34,9 +34,9 @@ def test_what_contradicts_itself_is_no_wish() -> None:
     assert both(SampleRequest(lowest=10), SampleRequest(highest=9)) is None
     assert both(SampleRequest(operations=(Operation.CHAT,)), SampleRequest(operations=(Operation.RERANK,))) is None
     assert both(SampleRequest(priority=Priority.BATCH), SampleRequest(priority=Priority.CRITICAL)) is None
-    assert list(wishes(RuleCondition(all=(RuleCondition(stream=True), RuleCondition(stream=False))))) == []
+    assert list(find_samples(RuleCondition(all=(RuleCondition(stream=True), RuleCondition(stream=False))))) == []
 
 
 def test_what_can_not_be_wished_for_is_left_out() -> None:
     condition = RuleCondition(cel="hour > 3", negated=RuleCondition(stream=True), tenant=("acme",), always=True)
-    assert list(wishes(condition)) == [SampleRequest()]
+    assert list(find_samples(condition)) == [SampleRequest()]
