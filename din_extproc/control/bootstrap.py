@@ -4,7 +4,6 @@ Invariant: the same topology gives the same bytes, so that the rendered file can
 Importing this module takes about three seconds (Envoy's whole vocabulary): only a command that renders imports it.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,11 +74,6 @@ def _build_connection_limit(connections: int) -> OverloadManager:
 def render_dict(topology: Topology) -> dict[str, Any]:
     """The bootstrap as plain values, with the field names of Envoy's documentation."""
     return to_plain(build_bootstrap(topology))
-
-
-def as_json(topology: Topology) -> str:
-    """The bootstrap as JSON text."""
-    return json.dumps(render_dict(topology), indent=2) + "\n"
 
 
 def render_yaml(topology: Topology, command: str = "envoy") -> str:

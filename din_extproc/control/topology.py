@@ -85,24 +85,6 @@ class UnixSocket(Struct, frozen=True):
 Address = SocketAddress | UnixSocket
 
 
-def parse_address(text: str) -> Address:
-    """Read `host:port`, `[v6]:port`, `/path/to.sock` or `unix:/path/to.sock`.
-
-    Raises:
-        ValueError: the text is none of these.
-    """
-    path = text.removeprefix("unix:")
-    if path.startswith("/"):
-        return UnixSocket(path)
-    host, separator, port = text.rpartition(":")
-    if not separator or not (port.isascii() and port.isdigit()):
-        raise ValueError(f"{text!r} is neither host:port nor the path of a Unix socket")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if ":" in host and not bracketed:
-        raise ValueError(f"{text!r}: an IPv6 address stands in brackets, [{host}]:{port}")
-    return SocketAddress(host=host[1:-1] if bracketed else host, port=int(port))
-
-
 class Timeouts(Struct, frozen=True):
     """How long Envoy waits, in milliseconds. `total_ms` 0: no limit of its own."""
 

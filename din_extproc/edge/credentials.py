@@ -5,11 +5,11 @@ Invariant: a secret goes from its source into its file and nowhere else. A file 
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from din_extproc.domain.node import EGRESS_PREFIX, CredentialSource, Node, Pool
+from din_extproc.edge.replace_file import replace_file
 
 _log = logging.getLogger(__name__)
 _TYPE = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
@@ -84,8 +84,4 @@ def _replace(file: Path, text: str) -> None:
             return
     except OSError:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        opened.write(text)
-    new.replace(file)
+    replace_file(file, text.encode(), mode=0o600, durable=False)

@@ -5,12 +5,13 @@ Invariant: readers never see a partial file, and a new file is readable by its o
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from din_extproc.edge.replace_file import replace_file
 
 _PRIVATE = 0o600
 _HEAD = "# Kept by `din-extproc keys`. Hashes only: a key itself is shown once, when it is made.\n"
@@ -31,9 +32,5 @@ def edit_keys(file: Path) -> Iterator[list[dict[str, Any]]]:
             entries = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("keys") or []
             mode = file.stat().st_mode & 0o777
         yield entries
-        new = file.with_name(f".{file.name}.new")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as output:
-            output.write(_HEAD + yaml.safe_dump({"keys": entries}, sort_keys=False))
-            output.flush()
-            os.fsync(output.fileno())
-        new.replace(file)
+        text = _HEAD + yaml.safe_dump({"keys": entries}, sort_keys=False)
+        replace_file(file, text.encode(), mode=mode, durable=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from din_extproc.observe.families import Distribution, Family, Labels
-from din_extproc.observe.instruments import Instrument, label
+from din_extproc.observe.instruments import label
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SLICE = 120
@@ -46,12 +46,6 @@ def render_slices(families: Iterable[Family | None]) -> Iterator[bytes]:
                 made, size = [], 0
     if made:
         yield b"".join(made)
-
-
-def render_samples(instrument: Instrument) -> tuple[str, ...]:
-    """The names of the samples that an instrument leaves on the page."""
-    name = instrument.prometheus
-    return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if instrument.bounds else (name,)
 
 
 def _format_family(name: str, bounds: list[str]) -> bytes:

@@ -27,7 +27,7 @@ from din_extproc.domain.verdict import RefusalCode
 from din_extproc.southbound.error_body import ParsedError
 from din_extproc.southbound.wordings import is_out_of_memory, match_wording
 
-_BAD_REQUEST, _NOT_FOUND, _FAILED_DEPENDENCY, _TOO_MANY, _FAULT = 400, 404, 424, 429, 500
+_BAD_REQUEST, _NOT_FOUND, _FAILED_DEPENDENCY, _FAULT = 400, 404, 424, 500
 _BY_STATUS = {
     400: RefusalCode.INVALID_REQUEST,
     401: RefusalCode.UPSTREAM_ERROR,

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from din_extproc.observe import instruments as of
-from din_extproc.observe.exposition import render_samples
 from tests.support.collector import Collector
+from tests.support.promql import sample_names
 from tests.support.servers import EngineSim, free_port, together
 from tests.support.stack import Stack, node, tenant
 
@@ -84,7 +84,7 @@ def scrape(stack: Stack) -> dict[str, dict[tuple[str, ...], float]]:
 def all_seen(stack: Stack, missing: set[str]) -> bool:
     """Whether each has had a value by now: some have one only while a request is under way."""
     read = scrape(stack)
-    missing -= {each.name for each in of.ALL if set(render_samples(each)) <= read.keys()}
+    missing -= {each.name for each in of.ALL if set(sample_names(each)) <= read.keys()}
     return not missing
 
 

@@ -8,7 +8,7 @@ import yaml
 from msgspec import structs
 
 from din_extproc.control import bootstrap
-from din_extproc.control.topology import Topology, XdsSource, parse_address
+from din_extproc.control.topology import SocketAddress, Topology, UnixSocket, XdsSource
 from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.roles.configure.render import RenderFailed, render_envoy
@@ -38,8 +38,8 @@ def everything() -> Topology:
     """Every branch of the renderer: two workers, a named host, IPv6, an engine with its own health path, CORS, fail-open, moves."""
     nodes = (node("gpu-1", "10.0.0.1:8000", "2025.3.1"), node("gpu-2", "[fd00::10]:8000", "2025.3.2"))
     return Topology(
-        ext_proc=(parse_address("unix:/run/din/ext_proc.sock.0"), parse_address("/run/din/ext_proc.sock.1")),
-        access_log=parse_address("sidecar.internal:50052"),
+        ext_proc=(UnixSocket("/run/din/ext_proc.sock.0"), UnixSocket("/run/din/ext_proc.sock.1")),
+        access_log=SocketAddress("sidecar.internal", 50052),
         pools=(Pool("big", "big", "big", "vllm", "round_robin", nodes), Pool("other", "small", "small", "ollama", "round_robin", ())),
         usage_lua="function envoy_on_response(handle)\n  handle:headers()\nend\n",
         cors_origins=("https://app.example", "https://*.team.example", "*"),
@@ -56,12 +56,12 @@ def shipped() -> Topology:
 
 
 def smallest() -> Topology:
-    return Topology(ext_proc=(parse_address("127.0.0.1:50051"),), access_log=parse_address("127.0.0.1:50052"), health_check=None)
+    return Topology(ext_proc=(SocketAddress("127.0.0.1", 50051),), access_log=SocketAddress("127.0.0.1", 50052), health_check=None)
 
 
 def told() -> Topology:
     """An Envoy that is told its pools, nodes and routes while it runs."""
-    return structs.replace(everything(), discovery=XdsSource(parse_address("127.0.0.1:50053"), "envoy-1"))
+    return structs.replace(everything(), discovery=XdsSource(SocketAddress("127.0.0.1", 50053), "envoy-1"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, go
 
 
 def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
-    topology = structs.replace(told(), discovery=XdsSource(parse_address("127.0.0.1:50053"), "envoy-1", delta=False))
+    topology = structs.replace(told(), discovery=XdsSource(SocketAddress("127.0.0.1", 50053), "envoy-1", delta=False))
     rendered = yaml.safe_load(bootstrap.render_yaml(topology))
     source = rendered["dynamic_resources"]["ads_config"]
     assert (source["api_type"], source["set_node_on_first_message_only"]) == ("GRPC", True)
@@ -101,12 +101,8 @@ def test_an_envoy_that_nothing_would_tell_its_nodes_is_not_rendered():
         render_envoy(settings, xds=True)
 
 
-def test_json_and_yaml_say_the_same():
-    assert (
-        yaml.safe_load(bootstrap.render_yaml(everything()))
-        == yaml.safe_load(bootstrap.as_json(everything()))
-        == bootstrap.render_dict(everything())
-    )
+def test_the_yaml_text_has_the_rendered_values():
+    assert yaml.safe_load(bootstrap.render_yaml(everything())) == bootstrap.render_dict(everything())
 
 
 def test_one_rendering_is_for_every_supported_envoy_and_older_ones_are_refused():

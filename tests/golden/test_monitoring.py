@@ -8,12 +8,11 @@ from pathlib import Path
 import yaml
 
 from din_extproc.observe import instruments as of
-from din_extproc.observe.exposition import render_samples
 from din_extproc.roles.configure.monitoring import monitoring_files, write_monitoring
-from tests.support.promql import metrics_of, queries_in
+from tests.support.promql import metrics_of, queries_in, sample_names
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-KNOWN = {name for each in of.ALL for name in render_samples(each)}
+KNOWN = {name for each in of.ALL for name in sample_names(each)}
 
 
 def queries() -> dict[str, str]:
@@ -32,12 +31,12 @@ def test_every_metric_in_every_query_is_one_of_ours_and_every_one_of_ours_is_ask
     assert {where: names - KNOWN for where, names in asked.items() if names - KNOWN} == {}
     assert all(asked.values())
     used = set().union(*asked.values())
-    unseen = {each.name for each in of.ALL if not set(render_samples(each)) & used}
+    unseen = {each.name for each in of.ALL if not set(sample_names(each)) & used}
     assert unseen == set()
 
 
 def test_labels_in_queries_are_those_of_their_metrics():
-    labels = {name: {of.label(attribute) for attribute in each.labels} for each in of.ALL for name in render_samples(each)}
+    labels = {name: {of.label(attribute) for attribute in each.labels} for each in of.ALL for name in sample_names(each)}
     for where, query in queries().items():
         for name, inner in re.findall(r"([a-z_]+)\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)=~", inner)) <= labels[name], where

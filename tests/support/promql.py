@@ -5,11 +5,19 @@ import re
 
 import yaml
 
+from din_extproc.observe.instruments import Instrument
+
 _WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _KEYWORDS = {
     *("sum", "max", "min", "avg", "count", "by", "without", "rate", "increase", "histogram_quantile", "abs"),
     *("and", "or", "unless", "on", "ignoring", "group_left", "group_right", "bool", "offset"),
 }
+
+
+def sample_names(instrument: Instrument) -> tuple[str, ...]:
+    """Return the names of the instrument's samples on the metrics page."""
+    name = instrument.prometheus
+    return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if instrument.bounds else (name,)
 
 
 def metrics_of(query: str) -> set[str]:

@@ -28,6 +28,7 @@ from din_extproc.audit.recovery import LogResumption, count_whole_bytes, plan_re
 from din_extproc.audit.report import make_head_name, make_manifest_name, make_segment_name
 from din_extproc.edge.audit.files import read_log, segments
 from din_extproc.edge.clock import SystemClock
+from din_extproc.edge.replace_file import replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -291,14 +292,7 @@ class AuditLog:
             key=self._key.id,
         )
         line, _ = chain.sign_entry(self._key.secret, chain.HEAD, end.seq, head)
-        path = options.folder / make_head_name(options.replica)
-        new = path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(line)
-            file.flush()
-            if options.fsync == "always":
-                os.fsync(file.fileno())
-        new.replace(path)
+        replace_file(options.folder / make_head_name(options.replica), line, durable=options.fsync == "always")
         self._head_due = False
 
     def _sync(self) -> None:

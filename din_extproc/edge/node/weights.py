@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from din_extproc.edge.replace_file import replace_file
+
 MANIFEST = "SHA256SUMS"
 _CHUNK = 8 << 20
 _READERS = 4
@@ -217,11 +219,6 @@ def _read_cache(cache: Path | None) -> dict[str, _Known]:
 
 def _write_cache(cache: Path, known: dict[str, _Known]) -> None:
     """Write the cache. A failure only makes the next start slower."""
-    new = cache.with_name(f"{cache.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(msgspec.json.encode(known))
-        new.replace(cache)
-    except OSError:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
+        replace_file(cache, msgspec.json.encode(known), durable=False)

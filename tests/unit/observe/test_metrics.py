@@ -9,8 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from din_extproc.domain.usage import ExchangeRecord, Outcome, Usage
 from din_extproc.observe import instruments as of
 from din_extproc.observe.exchange_metrics import ExchangeMetrics, time_per_output_token_s
-from din_extproc.observe.exposition import render_samples, render_slices
+from din_extproc.observe.exposition import render_slices
 from din_extproc.observe.families import Counts, Distributions, Family, make_family, make_labelled_family
+from tests.support.promql import sample_names
 
 
 def record(**fields: Any) -> ExchangeRecord:
@@ -168,7 +169,7 @@ def test_every_instrument_has_one_name_and_the_names_that_prometheus_derives():
     assert of.TIME_TO_FIRST_TOKEN.prometheus == "gen_ai_server_time_to_first_token_seconds"
     assert of.TOKENS.prometheus == "din_tokens_total"
     assert of.NODE_TRUST.prometheus == "din_node_trust_ratio"
-    assert render_samples(of.TOKEN_USAGE) == (
+    assert sample_names(of.TOKEN_USAGE) == (
         "gen_ai_client_token_usage_bucket",
         "gen_ai_client_token_usage_sum",
         "gen_ai_client_token_usage_count",
