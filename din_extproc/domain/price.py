@@ -53,6 +53,8 @@ class PriceList(Struct, frozen=True):
     """By physical model, the newest price first."""
     choices: Mapping[str, tuple[str, ...]] = {}
     """The models that a requested name stands for, where there is more than one."""
+    header: bool = False
+    """Whole answers say what they cost, in `x-din-cost`."""
 
     def price_at(self, model: str, at: float) -> Price | None:
         """Return the price of a model at a moment; None: it has none."""

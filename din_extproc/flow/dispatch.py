@@ -3,6 +3,7 @@
 Rule: the body changes by splices only, and every label that settlement needs is in the metadata, so that no worker has to live until then.
 """
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from din_extproc.admit.headers import rate_limit_headers
 from din_extproc.admit.ledger import Claim
 from din_extproc.domain.node import Pool, in_flight_cluster
+from din_extproc.domain.price import NO_PRICES, PriceList
 from din_extproc.domain.request import Ending, Intent, Metering, Operation
 from din_extproc.domain.usage import Labels, Tags
 from din_extproc.domain.verdict import Headers, Send
@@ -20,17 +22,32 @@ from din_extproc.flow.decision import Decision, PendingRequest, Permit
 from din_extproc.flow.timeouts import compute_timeouts
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import offset_after_splice
+from din_extproc.observe.outcome import bound_usage
 from din_extproc.route.table import Routed
 
 _RETRY_LONGER = (("x-envoy-retry-on", "retriable-status-codes"), ("x-envoy-retriable-status-codes", "400,413,422"))
 """Envoy also tries the next node when this one calls the request too long, whichever of these its engine says so with."""
 _SECRETS = ("authorization", "x-api-key")
+_UNPRICED = frozenset({Metering.REQUEST, Metering.SECONDS})
+"""The engine says only in its answer how long the audio was; what costs no tokens costs nothing."""
+_UNBOUNDED = "1000000000000"
 _NO_METADATA: Mapping[str, str | float | bool] = {}
 _as_json = msgspec.json.Encoder().encode
 
 
-def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> Send:
-    """The verdict that sends it. `decided_s`: how long the decision took, the wait in line included."""
+def dispatch(
+    granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float, *, prices: PriceList = NO_PRICES, wall: float = 0.0
+) -> Send:
+    """The verdict that sends it.
+
+    Args:
+        granted: The decision.
+        request: What was decided about.
+        parsed: Its content.
+        decided_s: How long the decision took, the wait in line included.
+        prices: What models cost.
+        wall: When it began, in seconds since the epoch.
+    """
     target, order, head = granted.target, granted.node_request, request.head
     endpoints = [str(node.endpoint) for node in granted.selection.nodes]
     # One engine can serve both pools: asked once more by address, it would be asked for the first one's model.
@@ -51,6 +68,8 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
     if target.degraded:
         answer_headers = (*answer_headers, ("x-bxagent-degraded", "true"), ("x-din-degraded-reason", target.degraded))
     metadata = _make_metadata(granted, request, parsed, decided_s)
+    if prices.header and not granted.intent.stream and (price := _describe_price(prices, granted, parsed, wall)):
+        metadata["price"] = price
     if plan is not None and granted.intent.stream and not granted.intent.wants_usage:
         metadata["strip_usage"] = True  # whichever engine answers: translated streams report usage in any case
     if move is not None:
@@ -76,6 +95,24 @@ def dispatch(granted: Decision, request: PendingRequest, parsed: ParsedRequest, 
         remove_headers=("content-encoding",) if parsed.decoded else (),
         needs_response_head=order.dialect is not None or plan is not None,
     )
+
+
+def _describe_price(prices: PriceList, granted: Decision, parsed: ParsedRequest, wall: float) -> str:
+    """What `usage.lua` needs to name the cost of the answer: prices, then the most tokens that are believed. "": it can't name it."""
+    intent, node = granted.intent, granted.selection.nodes[0]
+    price = prices.price_at(granted.target.pool.model, wall)
+    if price is None or intent.operation.spec.metering in _UNPRICED:
+        return ""
+    once = price.request + parsed.prompt.media * price.media + intent.images * price.generated_image
+    most = bound_usage(
+        intent.estimate.tokens,
+        node.max_seq_len,
+        intent.output_tokens or 0,
+        one_prompt=intent.operation == Operation.CHAT,
+        media=parsed.prompt.media > 0,
+    )
+    bounds = [str(int(bound)) if bound < math.inf else _UNBOUNDED for bound in most]
+    return f"{price.input} {price.cached_input} {price.output} {once} {' '.join(bounds)}"
 
 
 def make_permit_verdict(granted: Permit, request: PendingRequest, decided_s: float) -> Send:

@@ -210,7 +210,7 @@ class ExtProcHandler(ExchangeHandler):
             context.admissions.append(make_admission_record(decision, self, wall))
         if context.checks is not None:
             context.checks.sample(decision, parsed, self.trace_id, wall)
-        verdict = dispatch(decision, self, parsed, context.clock.monotonic() - began)
+        verdict = dispatch(decision, self, parsed, context.clock.monotonic() - began, prices=context.view.prices, wall=wall)
         self.who = self.parsed = self.intent = None  # what is open for minutes keeps no more than it needs
         return verdict
 

@@ -230,15 +230,21 @@ def _is_final(ending: ExchangeEnding) -> bool:
 
 def _is_possible(ending: ExchangeEnding, reported: Usage) -> bool:
     """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
-    prompt, completion = reported.prompt_tokens, reported.completion_tokens
-    estimated = _ESTIMATES * ending.prompt_estimate
-    most = max(_compute_room(ending), estimated) if ending.media else estimated + _ADDED
-    return prompt <= most and completion <= min(_compute_room(ending), ending.output_asked or math.inf, _count_passed(ending) + _UNSEEN)
+    most_prompt, most_output = bound_usage(
+        ending.prompt_estimate, ending.context, ending.output_asked, one_prompt=ending.one_prompt, media=ending.media
+    )
+    return reported.prompt_tokens <= most_prompt and reported.completion_tokens <= min(most_output, _count_passed(ending) + _UNSEEN)
 
 
-def _compute_room(ending: ExchangeEnding) -> float:
+def bound_usage(prompt_estimate: int, context: int, output_asked: int, *, one_prompt: bool, media: bool) -> tuple[float, float]:
+    """Return the most tokens of prompt and answer that an engine can have used. `context`, `output_asked`: 0 is not known."""
+    room, estimated = _compute_room(context, one_prompt=one_prompt), _ESTIMATES * prompt_estimate
+    return max(room, estimated) if media else estimated + _ADDED, min(room, output_asked or math.inf)
+
+
+def _compute_room(context: int, *, one_prompt: bool) -> float:
     """Tokens that the node's context has room for."""
-    return (_CONTEXTS if ending.one_prompt else _CONTEXTS_OF_MANY) * ending.context or math.inf
+    return (_CONTEXTS if one_prompt else _CONTEXTS_OF_MANY) * context or math.inf
 
 
 def _count_passed(ending: ExchangeEnding) -> int:
@@ -258,4 +264,4 @@ def _count_tokens(ending: ExchangeEnding) -> int:
         return 0
     else:
         count = max(0, ending.body_bytes - _ENVELOPE_BYTES) // _BODY_BYTES_PER_TOKEN
-    return int(min(count, _compute_room(ending), ending.output_asked or math.inf))
+    return int(min(count, _compute_room(ending.context, one_prompt=ending.one_prompt), ending.output_asked or math.inf))

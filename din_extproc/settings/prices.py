@@ -105,6 +105,8 @@ class PricesSection(Section):
     """Physical model -> its prices; a list where they change on a day."""
     file: Text | None = None
     """A YAML file with `models`, relative to this one and reloaded like it."""
+    header: bool = False
+    """Whole answers say what they cost, in `x-din-cost`; Envoy holds them until they are complete."""
 
     @model_validator(mode="after")
     def _one_place(self) -> "PricesSection":
@@ -118,4 +120,4 @@ def make_prices(section: PricesSection | None, prices: ModelPrices, choices: Map
     if section is None:
         return PriceList()
     models = {model: tuple(sorted((each.price() for each in listed), key=lambda price: -price.since)) for model, listed in prices.items()}
-    return PriceList(section.currency, models, {name: among for name, among in choices.items() if len(among) > 1})
+    return PriceList(section.currency, models, {name: among for name, among in choices.items() if len(among) > 1}, section.header)

@@ -13,6 +13,7 @@ IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begin
         dialect        `messages` or `responses`: how the client expects errors; absent: as chat completions have them
         ends           types of events that end a stream of this operation, besides those of the dialects
         choices        how many choices the stream must finish when it has no end mark; absent: those that began
+        price          what a whole answer costs, so that its header `x-din-cost` says so: six numbers, see `cost_of`; absent: nothing is said
 OUT   dynamic metadata, namespace `din`; absent when not seen
         prompt_tokens, completion_tokens, cached_tokens   the last usage that the engine sent; cached are part of prompt
         total_tokens   the sum, where the engine sent no more than that
@@ -53,6 +54,7 @@ local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
 local MAX_TOKENS = 1e12 -- as many are no number of tokens
 local MAX_CHOICES = 4096 -- choices of one stream that are told apart
 local MAX_STRUCTURE = 1000000 -- strings, braces and brackets of a JSON body that are followed
+local UNSEEN = 64 -- output tokens that may pass without a byte
 local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
 local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
 local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between the parts of a JSON text
@@ -888,6 +890,40 @@ local function instead_of_page(handle, headers, known)
   end
 end
 
+-- The cost of an answer as the accounts will have it, in the currency; nil: they will have an estimate, or another node has answered.
+-- Price: per prompt token, cached prompt token and output token and once, in 10^-12 of the currency; the most tokens of prompt and output.
+local function cost_of(state, price, size)
+  local input, cached_input, output, once, most_prompt, most_output = match(price, "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$")
+  local prompt, completion, cached = state.prompt_tokens, state.completion_tokens, state.cached_tokens or 0
+  if not most_output or not prompt or not completion or prompt + completion == 0 or state.bad_usage or state.error then
+    return nil
+  end
+  if prompt > tonumber(most_prompt) or completion > tonumber(most_output) or completion > size + UNSEEN then
+    return nil
+  end
+  local sum = (prompt - cached) * tonumber(input) + cached * tonumber(cached_input) + completion * tonumber(output) + tonumber(once)
+  local units = math.floor((sum + 500) / 1000)
+  local decimals = gsub(string.format("%09d", units % 1e9), "^(%d%d%d-)0*$", "%1")
+  return string.format("%d.%s", math.floor(units / 1e9), decimals)
+end
+
+-- Read an answer as a whole and put its cost in front of it.
+local function tell_cost(handle, state, price)
+  local body = handle:body()
+  local size = body and body:length() or 0
+  local fine, fault = pcall(function()
+    step(state, size > 0 and body:getBytes(0, size) or "")
+    close(state)
+    local cost = cost_of(state, price, size)
+    if cost then
+      handle:headers():replace("x-din-cost", cost)
+    end
+  end)
+  if not fine then
+    handle:logErr("usage.lua stopped counting: " .. tostring(fault))
+  end
+end
+
 function envoy_on_response(handle)
   local metadata = handle:streamInfo():dynamicMetadata()
   local known = metadata:get(NAMESPACE) or metadata:get(PERMITS)
@@ -912,6 +948,9 @@ function envoy_on_response(handle)
     headers:remove("content-length") -- events may be taken out
   end
   state.good = headers:get(":status") == "200"
+  if known.price and not known.moved_to and state.good and state.feed == feed_json then
+    return tell_cost(handle, state, known.price)
+  end
   local last = nil
   for chunk in handle:bodyChunks() do
     last = chunk

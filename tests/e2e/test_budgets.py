@@ -11,6 +11,7 @@ import openai
 import pytest
 import redis
 
+from din_extproc.domain.price import UNITS, format_money
 from tests.support.operating import Operator, admin_keys
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, key_of, node, tenant
@@ -27,7 +28,7 @@ def config() -> Iterator[dict[str, Any]]:
             "pools": {"pool": {"model": "m", "engine": "vllm", "nodes": [node("n1", sim.address)]}},
             "rules": [{"id": "all", "when": "always", "pool": "pool"}],
             "tenants": [tenant("hard"), tenant("soft"), tenant("free")],
-            "prices": {"currency": "EUR", "models": {"m": {"input": 1, "output": 2, "request": 0.01}}},
+            "prices": {"currency": "EUR", "models": {"m": {"input": 1, "output": 2, "request": 0.01}}, "header": True},
             "budgets": {
                 "time_zone": "Europe/Berlin",
                 "limits": [
@@ -35,7 +36,7 @@ def config() -> Iterator[dict[str, Any]]:
                     {"name": "soft-month", "tenant": "soft", "period": "month", "money": 0.015, "soft": True},
                 ],
             },
-            "audit": {"folder": "audit", "keys": {"k": {"value": "1" * 64}}},
+            "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k": {"value": "1" * 64}}},
             "health": {"breaker": False},
         }
 
@@ -70,6 +71,23 @@ def test_a_hard_budget_ends_in_a_429_that_no_client_repeats(stack):
         client.chat.completions.create(model="m", max_tokens=200, messages=[{"role": "user", "content": "x"}])
     stack.settled(len(answers))
     assert stack.status()["counts"]["refused"]["budget_exceeded"] == before + 1
+
+
+def test_a_whole_answer_names_its_cost_as_the_audit_log_does_and_a_stream_can_not(stack):
+    whole = ask(stack, "free")
+    used = whole.json()["usage"]
+    assert whole.headers["x-din-cost"] == format_money(used["prompt_tokens"] * 1000 + used["completion_tokens"] * 2000 + UNITS // 100)
+
+    def recorded() -> dict[str, int]:
+        return {each["trace_id"]: each["cost"] for each in audited(stack, "settled")}
+
+    trace = whole.headers["x-din-trace-id"]
+    stack.eventually(lambda: trace in recorded(), "the answer is in the audit log")
+    assert format_money(recorded()[trace]) == whole.headers["x-din-cost"]
+    body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "How much?"}]}
+    streamed = httpx.post(f"{stack.url}{PATH}", json=body, headers={"authorization": f"Bearer {key_of('free')}"}, timeout=30)
+    assert (streamed.status_code, "x-din-cost" in streamed.headers) == (200, False)
+    assert "data: [DONE]" in streamed.text
 
 
 def test_a_soft_budget_lets_pass_and_says_so(stack):

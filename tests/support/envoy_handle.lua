@@ -2,7 +2,7 @@
 A stand-in for the stream handle that Envoy gives to a Lua filter, as far as usage.lua uses it, with Envoy's own rules: a
 chunk is dead after the step that brought it, a dynamic-metadata object too, and a stream that is cut never resumes the script.
 
-play(chunks, metadata, headers, ending, clock) -> bytes to the client, metadata, log
+play(chunks, metadata, headers, ending, clock) -> bytes to the client, metadata, log, `x-din-cost`
   ending: "data" the last chunk ends the stream, "empty" an empty chunk does, "trailers" trailers do, "cut" nothing does
 every_split(body, metadata, headers) -> 0, or the first cut that changes the bytes or the facts
 --]]
@@ -32,10 +32,11 @@ function play(chunks, metadata, headers, ending, clock)
   for key, value in pairs(metadata) do known.din[key] = value end
   local handle = {}
   function handle:headers()
+    local born = step
     return {
-      get = function(_, name) return headers[name] end,
-      remove = function(_, name) headers[name] = nil end,
-      replace = function(_, name, value) headers[name] = value end,
+      get = function(_, name) alive(born, now, "headers"); return headers[name] end,
+      remove = function(_, name) alive(born, now, "headers"); headers[name] = nil end,
+      replace = function(_, name, value) alive(born, now, "headers"); headers[name] = value end,
     }
   end
   function handle:timestampString(resolution)
@@ -64,6 +65,14 @@ function play(chunks, metadata, headers, ending, clock)
       return coroutine.yield()
     end
   end
+  function handle:body()
+    local all = {}
+    while not ended do
+      local chunk = coroutine.yield()
+      if chunk then all[#all + 1] = chunk:getBytes(0, chunk:length()) end
+    end
+    return make_chunk(table.concat(all), step, now)
+  end
   local script = coroutine.create(envoy_on_response)
   local function resume(value)
     if coroutine.status(script) == "suspended" then
@@ -81,8 +90,8 @@ function play(chunks, metadata, headers, ending, clock)
   resume(handle)
   for index = 1, #chunks do pass(chunks[index], ending == "data" and index == #chunks) end
   if ending == "empty" then pass("", true) end
-  if ending == "trailers" then step = step + 1; resume(nil) end
-  return table.concat(out), known.din, table.concat(log, "\n")
+  if ending == "trailers" then step, ended = step + 1, true; resume(nil) end
+  return table.concat(out), known.din, table.concat(log, "\n"), headers["x-din-cost"]
 end
 
 local function same(one, other)

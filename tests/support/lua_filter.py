@@ -25,6 +25,8 @@ class Played(Struct, frozen=True):
     out: bytes
     facts: dict[str, Any]
     log: str
+    cost: str
+    """`x-din-cost`; "": none was set."""
 
 
 class UsageFilter:
@@ -51,13 +53,13 @@ class UsageFilter:
     ) -> Played:
         """Play one answer. `ending`: see `envoy_handle.lua`; `clock`: microseconds at each chunk; `metadata`: instead of ext_proc's."""
         known = self._known(strip=strip, dialect=dialect, choices=choices) if metadata is None else self._table(metadata)
-        out, facts, log = self._play(
+        out, facts, log, cost = self._play(
             self._lua.table(*chunks), known, self._table(headers), ending.encode(), clock and self._lua.table(*clock)
         )
         told = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
-        for key in ("request_id", "strip_usage", "dialect", "choices", "ends"):
+        for key in ("request_id", "strip_usage", "dialect", "choices", "ends", "price"):
             told.pop(key, None)
-        return Played(out=out, facts=told, log=log.decode())
+        return Played(out=out, facts=told, log=log.decode(), cost=(cost or b"").decode())
 
     def first_bad_split(self, body: bytes, *, headers: dict[str, str] = SSE, strip: bool = False, dialect: str = "") -> int:
         """Play the body cut in two at every place, and byte by byte (-1). Returns 0, or the first cut that changes bytes or facts."""

@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from din_extproc.domain.price import Price, format_money
+from din_extproc.domain.usage import Usage
 from tests.support import sse
 from tests.support.lua_filter import JSON, SSE, TRUNCATED, Played, UsageFilter, capture
 
@@ -568,3 +572,61 @@ def test_a_stream_ends_with_the_events_of_its_operation(usage: UsageFilter) -> N
     assert played.out == body
     assert counted(played) == {"deltas": 2, "done": True, "prompt_tokens": 14, "completion_tokens": 2}
     assert usage.play([body], metadata={"request_id": "r-1"}).out == body + TRUNCATED, "nothing else says that it is complete"
+
+
+PRICE = "150000 50000 600000 1000000000 2000 100"
+
+
+def answered(
+    usage: UsageFilter, told: str, price: str = PRICE, *, text: str = "x" * 50, headers: dict[str, str] = JSON, **known: Any
+) -> Played:
+    body = f'{{"choices":[{{"message":{{"content":"{text}"}},"finish_reason":"stop"}}],"usage":{told}}}'.encode()
+    played = usage.play([body[:20], body[20:]], headers=dict(headers), metadata={"request_id": "r-1", "price": price, **known})
+    assert (played.out, played.log) == (body, "")
+    return played
+
+
+@pytest.mark.parametrize(
+    ("told", "cost"),
+    [
+        ('{"prompt_tokens":1000,"completion_tokens":10}', 1000 * 150 + 10 * 600 + 10**6),
+        (
+            '{"prompt_tokens":1000,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":400}}',
+            600 * 150 + 400 * 50 + 10 * 600 + 10**6,
+        ),
+        ('{"prompt_tokens":3,"completion_tokens":0,"total_tokens":3}', 450 + 10**6),
+    ],
+)
+def test_a_whole_answer_says_what_the_accounts_charge_for_it(usage: UsageFilter, told: str, cost: int) -> None:
+    played = answered(usage, told)
+    assert played.cost == format_money(cost)
+    assert played.facts["prompt_tokens"] == json.loads(told)["prompt_tokens"]
+
+
+@given(
+    prices=st.tuples(*[st.integers(0, 10**7)] * 4), counts=st.tuples(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+)
+def test_the_cost_is_that_of_the_price_list_to_the_last_digit(usage: UsageFilter, prices: tuple[int, ...], counts: tuple[int, ...]) -> None:
+    prompt, cached, completion = counts[0], min(counts[:2]), counts[2]
+    price = Price(since=0, input=prices[0], cached_input=prices[1], output=prices[2], request=prices[3])
+    told = json.dumps({"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached}})
+    head = f"{' '.join(map(str, prices))} 10000000 10000000"
+    assert answered(usage, told, head, text="x" * completion).cost == format_money(price.cost(Usage(prompt, completion, cached), 0))
+
+
+@pytest.mark.parametrize(
+    ("told", "changes"),
+    [
+        ("null", {}),
+        ('{"prompt_tokens":2001,"completion_tokens":10}', {}),
+        ('{"prompt_tokens":1000,"completion_tokens":101}', {"text": "x" * 200}),
+        ('{"prompt_tokens":1000,"completion_tokens":10000}', {"price": PRICE.replace(" 100", " 100000")}),
+        ('{"prompt_tokens":-1,"completion_tokens":10}', {}),
+        ('{"completion_tokens":10}', {}),
+        ('{"prompt_tokens":1000,"completion_tokens":10}', {"moved_to": "elsewhere"}),
+        ('{"prompt_tokens":1000,"completion_tokens":10}', {"headers": JSON | {":status": "500"}}),
+        ('{"prompt_tokens":1000,"completion_tokens":10}', {"price": "1 2 3"}),
+    ],
+)
+def test_an_answer_whose_cost_is_an_estimate_says_nothing(usage: UsageFilter, told: str, changes: dict[str, Any]) -> None:
+    assert answered(usage, told, **changes).cost == ""
