@@ -210,15 +210,19 @@ class Stack:
 
     def cost(self, reply: httpx.Response) -> tuple[int, int]:
         """Return the prompt and completion tokens that an exchange was charged, once it is settled."""
+        line = self.logged(reply)
+        return line.get("prompt_tokens", 0), line.get("completion_tokens", 0)
+
+    def logged(self, reply: httpx.Response) -> dict[str, Any]:
+        """Return what the sidecar logs of an exchange, once it is settled."""
         trace = reply.headers["x-din-trace-id"]
 
-        def lines() -> list[Any]:
+        def lines() -> list[dict[str, Any]]:
             logged = (json.loads(line) for line in self.log("sidecar").splitlines() if trace in line)
             return [line for line in logged if "outcome" in line]
 
         self.eventually(lines, trace)
-        [line, *_] = lines()
-        return line.get("prompt_tokens", 0), line.get("completion_tokens", 0)
+        return lines()[0]
 
     def all_accounted(self) -> dict[str, Any]:
         """Return the sidecar's status once the access log of every decided request has come. Only where no request lists models."""

@@ -70,21 +70,41 @@ class ResponseStream:
         self._identity = identity
         self._ask = ask
         self._reporting = reporting
+        self._place = {"item_id": f"msg_{identity.id}", "output_index": 0, "content_index": 0}
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
-        begun = {**_make_response(self._identity, self._ask, self._reporting), "status": "in_progress", "output": [], "usage": None}
-        return _format_event("response.created", {"response": begun})
+        whole = _make_response(self._identity, self._ask, self._reporting)
+        [message] = whole["output"]
+        [part] = message["content"]
+        begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+        opened = {"output_index": 0, "item": {**message, "status": "in_progress", "content": []}}
+        return b"".join(
+            (
+                _format_event("response.created", {"response": begun}),
+                _format_event("response.output_item.added", opened),
+                _format_event("response.content_part.added", {**self._place, "part": {**part, "text": ""}}),
+            )
+        )
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
         """Return the events of one token."""
         piece = self._ask.scripts[index].pieces[position]
-        return _format_event("response.output_text.delta", {"item_id": f"msg_{self._identity.id}", "output_index": 0, "delta": piece})
+        return _format_event("response.output_text.delta", {**self._place, "delta": piece})
 
     def closing(self) -> bytes:
         """Return the events after the last token."""
         whole = _make_response(self._identity, self._ask, self._reporting)
-        return _format_event(f"response.{whole['status']}", {"response": whole})
+        [message] = whole["output"]
+        [part] = message["content"]
+        return b"".join(
+            (
+                _format_event("response.output_text.done", {**self._place, "text": part["text"]}),
+                _format_event("response.content_part.done", {**self._place, "part": part}),
+                _format_event("response.output_item.done", {"output_index": 0, "item": message}),
+                _format_event(f"response.{whole['status']}", {"response": whole}),
+            )
+        )
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
         """Return an error inside the stream."""
