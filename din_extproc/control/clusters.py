@@ -30,6 +30,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     Metadata,
     TcpKeepalive,
     TransportSocket,
+    TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.config.core.v3 import HealthCheck as EnvoyHealthCheck
 from envoy_data_plane.envoy.config.endpoint.v3 import (
@@ -60,6 +61,7 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any as PackedAny
 from envoy_data_plane.google.protobuf import Struct as ProtoStruct
 
+from din_extproc.control.break_limit import TRIED, build_break_limit, limits_breaks
 from din_extproc.control.endpoint_metadata import NAMESPACE, WHOLE_WITH_ONE, make_endpoint_metadata
 from din_extproc.control.fallback_filters import build_fallback_filters
 from din_extproc.control.packing import (
@@ -158,7 +160,7 @@ def _make_cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Clust
     protocol = UpstreamProtocolOptions(
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=to_duration(_NODE_KEEPALIVE_MS)),
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
-        http_filters=[*(each for other in others for each in build_fallback_filters(pool, other, topology)), *_make_node_options()],
+        http_filters=_build_attempt_filters(pool, others, topology),
     )
     return Cluster(
         name=name,
@@ -177,7 +179,18 @@ def _make_cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Clust
     )
 
 
-def _make_node_options() -> list[HttpFilter]:
+def _build_attempt_filters(pool: Pool, others: Sequence[Pool], topology: Topology) -> list[HttpFilter]:
+    """The chain of an attempt at a node."""
+    limited = limits_breaks(topology, moves=bool(others))
+    chain = [
+        *(build_break_limit(pool, topology) if limited else ()),
+        *(each for other in others for each in build_fallback_filters(pool, other, topology)),
+        *_make_node_options([TRIED] if limited else []),
+    ]
+    return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
+
+
+def _make_node_options(carried: Iterable[str]) -> list[TypedExtensionConfig]:
     """What is taken off on the way to the chosen host and back from it.
 
     The endpoint header is read when a host is picked, so it can be taken off only after that. Of an answer's head, what only the gateway
@@ -191,13 +204,12 @@ def _make_node_options() -> list[HttpFilter]:
         *(RuleMutation(remove=aside) for _, _, aside in _STATED),
         RuleMutation(remove="set-cookie"),
     ]
-    removed = [RuleMutation(remove=ENDPOINT_HEADER), RuleMutation(remove=ATTEMPT_POOL)]
+    removed = [RuleMutation(remove=each) for each in (ENDPOINT_HEADER, ATTEMPT_POOL, *carried)]
     removal = HeaderMutation(mutations=Mutations(request_mutations=removed, response_mutations=answer))
-    chain = [
+    return [
         pack_extension("envoy.filters.http.header_mutation", removal),
         pack_extension("envoy.filters.http.upstream_codec", UpstreamCodec()),
     ]
-    return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
 
 
 def _make_node_endpoint(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoint:

@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_HEADERS
-from din_extproc.control.clusters import ENDPOINT_HEADER, build_discovered_pair
+from din_extproc.control.break_limit import limits_breaks
+from din_extproc.control.clusters import ENDPOINT_HEADER, build_discovered_pair, build_discovered_pool
 from din_extproc.control.endpoint_metadata import NAMESPACE, make_endpoint_metadata
 from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, build_http_filters
 from din_extproc.control.jwt import keys_for_cluster
@@ -369,11 +370,14 @@ def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, An
     sidecar = f"envoyextensionpolicy/{placement.namespace}/din/extproc/0"
     for way in _ways(topology):
         cluster = f"httproute/{placement.namespace}/{way.name}/rule/0"
+        ours = None
         if way.fallback is not None:
-            moved = to_plain(build_discovered_pair(way.pool, way.fallback, topology))["typed_extension_protocol_options"]
-            yield _patch(
-                "cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", renamed(moved, {EXT_PROC_CLUSTER: sidecar})
-            )
+            ours = build_discovered_pair(way.pool, way.fallback, topology)
+        elif limits_breaks(topology, moves=False):
+            ours = build_discovered_pool(way.pool, topology)
+        if ours is not None:
+            options = renamed(to_plain(ours)["typed_extension_protocol_options"], {EXT_PROC_CLUSTER: sidecar})
+            yield _patch("cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", options)
         for pool, node in ((each, node) for each in way.pools for node in each.nodes):
             address = "@.endpoint.address.socket_address"
             this = f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"

@@ -9,29 +9,12 @@ cluster's own chain of filters runs anew for every attempt: with what is known o
 """
 
 import msgspec
-from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as RuleMutation
-from envoy_data_plane.envoy.config.core.v3 import DataSource, TypedExtensionConfig
-from envoy_data_plane.envoy.extensions.common.matching.v3 import ExtensionWithMatcher
-from envoy_data_plane.envoy.extensions.filters.common.matcher.action.v3 import SkipFilter
-from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
-from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
-from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
-from envoy_data_plane.envoy.type.matcher.v3 import HttpRequestHeaderMatchInput
-from envoy_data_plane.google.protobuf import Any as PackedAny
-from envoy_data_plane.xds.core.v3 import TypedExtensionConfig as XdsExtension
-from envoy_data_plane.xds.type.matcher.v3 import (
-    Matcher,
-    MatcherMatcherList,
-    MatcherMatcherListFieldMatcher,
-    MatcherMatcherListPredicate,
-    MatcherMatcherListPredicatePredicateList,
-    MatcherMatcherListPredicateSinglePredicate,
-    MatcherOnMatch,
-    StringMatcher,
-)
+from envoy_data_plane.envoy.config.core.v3 import TypedExtensionConfig
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mutations
+from envoy_data_plane.xds.type.matcher.v3 import MatcherMatcherListPredicate, MatcherMatcherListPredicatePredicateList, StringMatcher
 
+from din_extproc.control.attempt_filters import header_matches, make_mutation, make_script, only_when, set_header
 from din_extproc.control.filters import sidecar_filter
-from din_extproc.control.packing import overwrite_header, pack_extension
 from din_extproc.control.topology import Topology
 from din_extproc.domain.node import ATTEMPT_PLAN, ATTEMPT_POOL, DEGRADED, DROPPED, EVERY_ATTEMPT, Pool
 
@@ -75,7 +58,7 @@ end
 """
 
 
-def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[HttpFilter]:
+def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> list[TypedExtensionConfig]:
     """The chain's beginning. What takes headers off answers comes after it: an answer passes the chain backwards.
 
     Args:
@@ -83,47 +66,24 @@ def build_fallback_filters(pool: Pool, fallback: Pool, topology: Topology) -> li
         fallback: The pool that takes over, which is asked for its own model.
         topology: How the sidecar is asked.
     """
-    carried = Mutations(request_mutations=[_set(ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%")])
-    chain = [_mutation(carried)]
-    moved = _header(ATTEMPT_POOL, StringMatcher(exact=fallback.name))
+    carried = Mutations(request_mutations=[set_header(ATTEMPT_POOL, "%UPSTREAM_METADATA(din:pool)%")])
+    chain = [make_mutation(carried)]
+    moved = header_matches(ATTEMPT_POOL, StringMatcher(exact=fallback.name))
     if pool.takes_same_bytes(fallback):
         quoted = msgspec.json.encode(fallback.served_model).decode()
         script = _LUA % tuple(map(_quote_lua, (fallback.name, fallback.model, quoted, fallback.served_model)))
-        chain.append(_only_when(moved, pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=script)))))
+        chain.append(only_when(moved, make_script(script)))
     else:
-        translated = MatcherMatcherListPredicatePredicateList(predicate=[moved, _header(ATTEMPT_PLAN, StringMatcher(prefix=EVERY_ATTEMPT))])
-        either = MatcherMatcherListPredicate(or_matcher=translated)
-        carried.response_mutations = [_set(DROPPED, f"%REQ({DROPPED})%")]
+        every = header_matches(ATTEMPT_PLAN, StringMatcher(prefix=EVERY_ATTEMPT))
+        either = MatcherMatcherListPredicate(or_matcher=MatcherMatcherListPredicatePredicateList(predicate=[moved, every]))
+        marks = [set_header(DEGRADED, "true"), set_header("x-din-degraded-reason", _REASON)]
+        carried.response_mutations = [set_header(DROPPED, f"%REQ({DROPPED})%")]
         chain = [
-            _mutation(carried),
-            _only_when(moved, _mutation(Mutations(response_mutations=[_set(DEGRADED, "true"), _set("x-din-degraded-reason", _REASON)]))),
-            _only_when(either, sidecar_filter(topology, of_attempts=True)),
+            make_mutation(carried),
+            only_when(moved, make_mutation(Mutations(response_mutations=marks))),
+            only_when(either, sidecar_filter(topology, of_attempts=True)),
         ]
-    return [HttpFilter(name=each.name, typed_config=each.typed_config) for each in chain]
-
-
-def _mutation(mutations: Mutations) -> TypedExtensionConfig:
-    return pack_extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=mutations))
-
-
-def _set(name: str, value: str) -> RuleMutation:
-    """Does nothing where the value is another header's that is not there."""
-    return RuleMutation(append=overwrite_header(name, value))
-
-
-def _header(name: str, value: StringMatcher) -> MatcherMatcherListPredicate:
-    header = XdsExtension(name="pool", typed_config=PackedAny.pack(HttpRequestHeaderMatchInput(header_name=name)))
-    return MatcherMatcherListPredicate(single_predicate=MatcherMatcherListPredicateSinglePredicate(input=header, value_match=value))
-
-
-def _only_when(condition: MatcherMatcherListPredicate, filter_config: TypedExtensionConfig) -> TypedExtensionConfig:
-    """Wrap a filter so that it runs only for some attempts. A skipped Lua filter costs no coroutines, a skipped sidecar no call."""
-    skip = XdsExtension(name="skip", typed_config=PackedAny.pack(SkipFilter()))
-    rule = MatcherMatcherListFieldMatcher(
-        predicate=MatcherMatcherListPredicate(not_matcher=condition), on_match=MatcherOnMatch(action=skip)
-    )
-    matcher = Matcher(matcher_list=MatcherMatcherList(matchers=[rule]))
-    return pack_extension("envoy.filters.http.match_delegate", ExtensionWithMatcher(extension_config=filter_config, xds_matcher=matcher))
+    return chain
 
 
 def _quote_lua(text: str) -> str:

@@ -80,7 +80,7 @@ _REPLIES = (
         502,
     ),
     _Reply(
-        f"upstream.request_attempt_count > 1 && ({_details_begin(*_BROKEN)})",
+        f"upstream.request_attempt_count > 1 && ({_details_begin(*_BROKEN, 'lua_response')})",
         RefusalCode.UPSTREAM_ERROR,
         "The nodes ended the exchange before they answered; sent again, the request may break more of them",
         502,

@@ -1,6 +1,7 @@
 """Wraps Envoy's typed messages the way its extension points want them. Invariant: no decision is made here."""
 
 from datetime import timedelta
+from functools import reduce
 from typing import Any
 
 import betterproto2
@@ -71,7 +72,15 @@ def make_unlimited_circuit_breakers() -> CircuitBreakers:
 
 
 def renamed(value: Any, names: dict[str, str]) -> Any:
-    """Return a plain message whose references to clusters have other names."""
+    """Return a plain message whose references to clusters have other names, those in scripts too."""
     if isinstance(value, dict):
-        return {key: names.get(inner, inner) if key == "cluster_name" else renamed(inner, names) for key, inner in value.items()}
+        return {key: _rename_in(key, inner, names) for key, inner in value.items()}
     return [renamed(each, names) for each in value] if isinstance(value, list) else value
+
+
+def _rename_in(key: str, value: Any, names: dict[str, str]) -> Any:
+    if key == "cluster_name":
+        return names.get(value, value)
+    if key == "inline_string":
+        return reduce(lambda script, name: script.replace(f'"{name}"', f'"{names[name]}"'), names, value)
+    return renamed(value, names)

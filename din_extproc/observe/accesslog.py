@@ -34,7 +34,10 @@ _TOTAL_TIMEOUT = "response_timeout"
 """Envoy's word for the end of the whole request's time; that of one attempt is another."""
 _NOT_HELD = "response_payload_too_large"
 """Envoy's word for an answer that is waited for and outgrows what it holds."""
+_STOPPED = "lua_response"
+"""Envoy's word for an answer of the script that sends a request to no third node (`control/break_limit.py`)."""
 _NO_FLAGS: tuple[str, ...] = ()
+_BROKEN = ("UC",)
 _OURS = _PERMITS, NAMESPACE
 _SCALARS = frozenset({"number_value", "string_value", "bool_value"})
 _decode = msgspec.json.Decoder(Labels).decode
@@ -235,6 +238,8 @@ def _record(entry: LogEntry, nodes: Mapping[str, str], described: Mapping[str, N
     fields, started_us = entry.fields, entry.started_us
     labels = _labels(fields)
     node_id = _node_id(entry.endpoint, entry.named, nodes, described)
+    if entry.details == _STOPPED:
+        node_id, entry.flags = "", _BROKEN
     ending = _ending(entry, labels, described.get(node_id))
     ended_as = classify_outcome(ending)
     moved = _text(fields, "moved_to")
@@ -308,7 +313,7 @@ def _ending(entry: LogEntry, labels: Labels, node: Node | None) -> ExchangeEndin
     return ExchangeEnding(
         status=entry.status,
         flags=frozenset(entry.flags),
-        reached=bool(entry.endpoint),
+        reached=bool(entry.endpoint) or entry.details == _STOPPED,
         answered=entry.answered,
         refusal=_text(fields, "refusal"),
         error=_text(fields, "error"),

@@ -77,7 +77,7 @@ def fail(engines, fault: str, *names: str) -> None:
         engines[name].fail(fault)
 
 
-@pytest.mark.parametrize("fault", ["unavailable", "reset", "stall"])
+@pytest.mark.parametrize("fault", ["unavailable", "stall"])
 def test_a_request_that_its_pool_can_t_answer_moves_to_the_fallback_in_flight(stack, engines, fault):
     fail(engines, fault, "big-1", "big-2")
     streams = fault == "stall"  # a whole answer is waited for
@@ -92,6 +92,22 @@ def test_a_request_that_its_pool_can_t_answer_moves_to_the_fallback_in_flight(st
     (first,) = engines["big-1"].seen()[1]
     (moved,) = engines["small"].seen()[1]
     assert moved["body"] == first["body"].replace(b'"model":"big-served"', b'"model":"small-served"', 1)
+
+
+def test_a_request_that_breaks_both_nodes_of_its_pool_goes_to_no_third_one(stack, engines):
+    fail(engines, "reset", "big-1", "big-2")
+    reply = stack.chat(model="big", user="poison")
+    assert (reply.status_code, reply.json()["code"], reply.headers["x-should-retry"]) == (502, "upstream_error", "false")
+    assert [engines[name].seen()[0]["requests"] for name in ("big-1", "big-2", "small")] == [1, 1, 0]
+    stack.eventually(lambda: stack.chat(model="big", user="poison").status_code == 422, "its next tries are stopped")
+    assert engines["small"].seen()[0]["requests"] == 0
+    for name in ("big-1", "big-2"):
+        engines[name].end()
+    try:
+        assert stack.chat(model="big", user="sound").headers["x-din-node-id"] == "small", "what broke at no node moves"
+    finally:
+        for name in ("big-1", "big-2"):
+            engines[name].start()
 
 
 def test_the_nodes_of_a_rule_whose_requests_can_move_are_chosen_by_the_scheduler(stack, engines):

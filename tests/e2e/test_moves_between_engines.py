@@ -70,9 +70,8 @@ def moved(reply) -> None:
     assert (reply.headers["x-bxagent-degraded"], reply.headers["x-din-degraded-reason"]) == ("true", "upstream_failed")
 
 
-@pytest.mark.parametrize("fault", ["unavailable", "reset"])
-def test_a_chat_moves_from_openai_s_interface_to_a_native_one(stack, engines, fault):
-    fail(engines, "fast-1", "fast-2", fault=fault)
+def test_a_chat_moves_from_openai_s_interface_to_a_native_one(stack, engines):
+    fail(engines, "fast-1", "fast-2")
     reply = stack.chat(model="fast", max_tokens=5)
     moved(reply)
     assert reply.headers["x-din-node-id"] == "local"
@@ -145,6 +144,13 @@ def test_a_large_body_moves_whole(stack, engines):
     reply = stack.chat(model="fast", max_tokens=2, messages=[{"role": "user", "content": "hi"}], metadata={"note": text})
     moved(reply)
     assert engines["local"].seen()[0]["requests"] == 1
+
+
+def test_a_request_that_breaks_both_nodes_of_its_pool_is_not_translated_for_a_third_one(stack, engines):
+    fail(engines, "fast-1", "fast-2", fault="reset")
+    reply = stack.chat(model="fast", user="poison")
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (502, "false"), reply.text
+    assert [engines[name].seen()[0]["requests"] for name in ("fast-1", "fast-2", "local")] == [1, 1, 0]
 
 
 def test_a_moved_request_is_settled_for_the_pool_that_answered(stack, engines):

@@ -266,3 +266,10 @@ def test_a_failed_attempt_of_the_fluentd_log_names_its_node_and_reason() -> None
         FailedAttempt(node_id="gpu-07", reason="UF", duration_ms=12.0, started_at=1_700_000_000.5, traceparent="00-a-b-01"),
         FailedAttempt(node_id="gpu-07", reason="503", duration_ms=12.0, started_at=1_700_000_000.5, traceparent=""),
     ]
+
+
+@pytest.mark.parametrize("endpoint", ["10.0.0.9:8000", None])
+def test_a_request_that_was_stopped_on_its_way_to_a_third_node_ended_by_its_breaks_and_names_no_node(endpoint) -> None:
+    [record] = read_fluentd_records("din", [fluentd(LABELS, s=502, c="lua_response", u=endpoint, a=None)], {"10.0.0.9:8000": "gpu-9"})
+    assert (record.node_id, record.outcome, record.ended_by_break) == ("", Outcome.UPSTREAM_ERROR, True)
+    assert record.usage.total_tokens == 0
