@@ -60,8 +60,6 @@ def run(version: str, tests: list[str]) -> Outcome:
             "logical",
             "--dist",
             "loadfile",
-            "--reruns",
-            "2",
             f"--junit-xml={told}",
             *tests,
         ]
