@@ -42,6 +42,27 @@ def breaker(stack: Stack, name: str) -> dict:
     return stack.status()["breakers"]["nodes"].get(name, {})
 
 
+def test_a_request_that_broke_two_nodes_at_one_replica_is_sent_to_no_node_by_any(pair, engines):
+    one, two = pair
+    for engine in engines.values():
+        engine.fail("reset:containing=poison")
+    try:
+        first = one.chat(user="poison")
+        assert (first.status_code, first.headers["x-should-retry"]) == (502, "false")
+        assert {sum(b"poison" in each["body"] for each in engine.seen()[1]) for engine in engines.values()} == {1}
+        for each in pair:
+            each.eventually(lambda each=each: each.status()["breakers"]["stopped_requests"] == 1, "it is stopped")
+        for engine in engines.values():
+            engine.forget()
+        again = two.chat(user="poison")
+        assert (again.status_code, again.json()["code"], again.headers["x-should-retry"]) == (422, "request_breaks_nodes", "false")
+        assert two.chat(user="sound").status_code == 200
+        assert not any(b"poison" in each["body"] for engine in engines.values() for each in engine.seen()[1])
+    finally:
+        for engine in engines.values():
+            engine.fail("")
+
+
 def test_a_node_that_asks_one_replica_for_time_is_left_alone_by_all(pair, engines):
     one, two = pair
     engines["a"].fail("throttle:count=1,retry_after_s=20")

@@ -269,12 +269,12 @@ class HealthMonitor:
             yield replace(row, health=self.make_health_form(row.node.id))
 
     def snapshot(self) -> dict[str, object]:
-        """Return every breaker that is not closed, and the prober's state, for the admin page."""
+        """Return every breaker that is not closed, the prober's state and the number of stopped requests, for the admin page."""
         now, snapshots = SystemClock.monotonic(), self.breakers.snapshot_not_closed()
         return {
             kind: {name: HealthForm.of(snapshot, now) for name, snapshot in found.items()}
             for kind, found in (("nodes", snapshots.nodes), ("pools", snapshots.pools))
-        } | {"probes": {} if self.prober is None else self.prober.snapshot()}
+        } | {"probes": {} if self.prober is None else self.prober.snapshot(), "stopped_requests": len(self.stopped)}
 
     def publish_changes(self, *, ours: bool = True) -> None:
         """Report changed breakers. `ours`: other replicas do not know about them."""
