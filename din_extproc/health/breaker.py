@@ -23,6 +23,8 @@ from din_extproc.health.window import OutcomeWindow
 
 _CLOSED, _OPEN, _HALF_OPEN, _RAMPING = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING
 _COOLING = BreakerState.COOLING
+_REFUSALS = 2
+"""Refusals in a row that open it, unless its threshold is lower: unlike other failures, they are no matter of chance."""
 _KNOWN_ORIGINS = 64
 """Failed requests in a row that are distinguished; no threshold is longer by far."""
 
@@ -64,7 +66,8 @@ class BreakerEvent(Struct, frozen=True, gc=False):
     origin: str = ""
     """The request that failed, or the tenant whose requests alone opened another replica's breaker. "": no request caused it."""
     refusal: bool = False
-    """The node refused by an answer: no incident that others share, so it counts by itself."""
+    """The node refused the gateway's credentials or model: no incident that others share, and not over soon. It counts by itself, two in a
+    row open the breaker, and the first open time is that of a second trip."""
 
 
 class CircuitBreaker:
@@ -220,7 +223,7 @@ class CircuitBreaker:
         closed_s = event.now - previous.since if previous.state is _CLOSED else 0.0
         if self._trips and closed_s >= policy.compute_open_s(self._trips, self._name):
             self._trips = 0
-        self._trips += 1
+        self._trips += 1 + (event.refusal and not self._trips)
         self.cause, self.opened_for = event.kind, tenant_of(event.origin)
         self._forget_outcomes()
         until = max(self._get_excluded_until(), event.now + policy.compute_open_s(self._trips, self._name))
@@ -251,8 +254,8 @@ class CircuitBreaker:
         return snapshot.until or 0.0 if snapshot.state in {_OPEN, _COOLING} else 0.0
 
     def _open_if_over_threshold(self, event: BreakerEvent) -> None:
-        policy = self.policy
-        if policy.consecutive_failures is not None and self._consecutive_failures >= policy.consecutive_failures:
+        policy, threshold = self.policy, self.policy.consecutive_failures
+        if threshold is not None and self._consecutive_failures >= (min(threshold, _REFUSALS) if event.refusal else threshold):
             reason = f"{self._consecutive_failures} consecutive failures" if self._consecutive_failures > 1 else "a failure"
             tenants = {tenant_of(origin) for origin in self._failing}
             alone = len(tenants) == 1 and "" not in tenants
@@ -266,7 +269,7 @@ class CircuitBreaker:
         if alone and self._scarce:
             return
         reason = f"{reason}{f', the last: {event.reason}' if event.reason else ''}"
-        self._open(BreakerEvent(event.kind, event.now, reason=reason, origin=event.origin if alone else ""))
+        self._open(BreakerEvent(event.kind, event.now, reason=reason, origin=event.origin if alone else "", refusal=event.refusal))
 
     def _is_too_large(self, failures: int, answers: int) -> bool:
         """Return whether so many failures among so many answers open it."""

@@ -28,13 +28,19 @@ def sims() -> Iterator[dict[str, EngineSim]]:
 
 
 @pytest.fixture
-def stack(sims) -> Iterator[Stack]:
+def probes() -> bool:
+    """Whether the gateway probes its nodes."""
+    return True
+
+
+@pytest.fixture
+def stack(sims, probes) -> Iterator[Stack]:
     pool = {"model": "m", "engine": "vllm", "nodes": [node(name, sim.address) for name, sim in sims.items()]}
     for sim in sims.values():
         sim.fail("")
         sim.forget()
     config = {"pools": {"chat": pool}, "tenants": [tenant(name) for name in PER_SECOND], "envoy": {"health_check": False}}
-    config["health"] = {"probe": {"every_s": 10}}  # the default: on trial, a node is asked by the gateway before it is by clients
+    config["health"] = {"probe": {"every_s": 10} if probes else False}
     with Stack(config, gateway={"workers": 2}) as running:
         yield running
 
@@ -80,6 +86,7 @@ def test_a_tenant_whose_requests_every_node_fails_at_fails_no_request_of_another
         assert len(repeated) == 2, "a request that broke two nodes is sent to no other, however often it comes"
 
 
+@pytest.mark.parametrize("probes", [True, False], ids=["with probes", "without probes"])
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_node_that_refuses_at_once_is_seen_by_few_requests_and_by_no_client(stack, sims, status):
     sims["b"].fail(f"reply:status={status}")

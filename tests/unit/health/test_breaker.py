@@ -136,11 +136,25 @@ def test_ten_streams_that_break_at_one_instant_count_as_one_consecutive_failure(
     assert breaker.snapshot.state is BreakerState.OPEN
 
 
-def test_refusals_count_each_however_close_they_come():
-    breaker = CircuitBreaker("n", POLICY, 0.0)
-    for now in (10.0, 10.01, 10.02):
-        breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, now, reason="404", refusal=True))
+@pytest.mark.parametrize(("threshold", "refusals"), [(1, 1), (2, 2), (3, 2), (5, 2)])
+def test_two_refusals_open_however_close_they_come_for_twice_the_open_time(threshold, refusals):
+    breaker = CircuitBreaker("n", BreakerPolicy(jitter=0.0, consecutive_failures=threshold), 0.0)
+    for number in range(refusals):
+        assert breaker.snapshot.state is BreakerState.CLOSED
+        breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 10.0 + number / 100, reason="404", refusal=True))
     assert breaker.snapshot.state is BreakerState.OPEN
+    assert breaker.snapshot.until == breaker.snapshot.since + 60.0
+    breaker.on_event(BreakerEvent(BreakerEventKind.TICK, 100.0))
+    breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 101.0, 100.5, reason="404", refusal=True))
+    assert breaker.snapshot.until == 101.0 + 120.0
+
+
+def test_refusals_with_an_answer_in_between_open_nothing():
+    breaker = CircuitBreaker("n", POLICY, 0.0)
+    for number in range(3):
+        breaker.on_event(BreakerEvent(BreakerEventKind.FAILED, 10.0 + number, reason="404", refusal=True))
+        breaker.on_event(BreakerEvent(BreakerEventKind.SUCCEEDED, 10.5 + number))
+    assert breaker.snapshot.state is BreakerState.CLOSED
 
 
 def test_a_failed_trial_doubles_the_open_time():
