@@ -67,17 +67,18 @@ def envoy_alone(exits: ExitStack, ports: tuple[int, int], _folder: Path) -> Cont
     return Contender(ENVOY, running.port, {"envoy": running.pid})
 
 
-def _with_server(name: str, exits: ExitStack, ports: tuple[int, int], server: Child, path: str, *, lua: bool = False) -> Contender:
+def _with_server(name: str, exits: ExitStack, ports: tuple[int, int], server: Child, path: str, **options: bool) -> Contender:
     exits.enter_context(server)
     pin(server.pid, "server")
-    running = exits.enter_context(PlainEnvoy(plain(ports[0], ext_proc=path, lua=lua)))
+    running = exits.enter_context(PlainEnvoy(plain(ports[0], ext_proc=path, **options)))
     return Contender(name, running.port, {"envoy": running.pid, "server": server.pid})
 
 
-def wire_noop(exits: ExitStack, ports: tuple[int, int], folder: Path, *, lua: bool = False) -> Contender:
-    path = f"{folder}/wire{int(lua)}.sock"
+def wire_noop(exits: ExitStack, ports: tuple[int, int], folder: Path, **options: bool) -> Contender:
+    """Options as of `plain`."""
+    path = f"{folder}/wire-{len(list(folder.iterdir()))}.sock"
     server = Child.module("noop_wire", f"unix:{path}", f"127.0.0.1:{ports[0]}")
-    return _with_server(WIRE, exits, ports, server, path, lua=lua)
+    return _with_server(WIRE, exits, ports, server, path, **options)
 
 
 def grpc_aio_noop(exits: ExitStack, ports: tuple[int, int], folder: Path) -> Contender:

@@ -73,13 +73,18 @@ _OUR_MODE = {
 }
 
 
-def plain(node_port: int, *, ext_proc: str | None = None, lua: bool = False) -> "Bootstrap":
+_LATE_MODE = _OUR_MODE | {"response_header_mode": "SKIP", "response_trailer_mode": "SKIP"}
+"""What the server's reply to the request's headers switches on."""
+
+
+def plain(node_port: int, *, ext_proc: str | None = None, lua: bool = False, late: bool = False) -> "Bootstrap":
     """Return the configuration with one node; with an ext_proc server on a Unix socket, with the usage filter.
 
     Args:
         node_port: the node's port on loopback.
         ext_proc: the socket's path; None: no such filter.
         lua: whether the usage filter is there.
+        late: whether the answer's messages are off until the server's reply switches them on.
     """
     filters: list[dict[str, Any]] = []
     clusters = [cluster("node", socket_address(node_port))]
@@ -87,7 +92,7 @@ def plain(node_port: int, *, ext_proc: str | None = None, lua: bool = False) -> 
         source = {"@type": f"{TYPE}.filters.http.lua.v3.Lua", "default_source_code": {"inline_string": usage_lua()}}
         filters.append({"name": "envoy.filters.http.lua", "typed_config": source})
     if ext_proc is not None:
-        filters.append(ext_proc_filter(_OUR_MODE))
+        filters.append(ext_proc_filter(_LATE_MODE, allow_mode_override=True) if late else ext_proc_filter(_OUR_MODE))
         clusters.append(cluster("ext_proc", {"pipe": {"path": ext_proc}}, http2=True))
     return Bootstrap(filters, clusters)
 

@@ -88,6 +88,7 @@ SHOWN = {
     "chunk_cpu_translated_vs_passed": "Envoy + sidecar CPU per stream chunk, translated (Ollama natively) ÷ passed on",
     "chunk_translated_sidecar_us": "the sidecar's part of it, µs per chunk",
     "chunk_translated_added_ms": "by how much a translated chunk comes later, ms",
+    "late_modes_cpu_ratio": "Envoy + no-op CPU per request without a body, answer's messages switched on by the reply ÷ from the start",
     **{
         f"limits_redis_{fault}_{what}": f"Redis {fault.replace('_', ' ')} under load: {means}"
         for fault in ("restarted", "flushed", "paused", "failed_over")

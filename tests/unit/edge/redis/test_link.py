@@ -295,6 +295,29 @@ def test_the_error_inside_a_scripts_error_is_the_one_that_counts(said, meant):
     assert command_error(said) == (meant or said)
 
 
+async def test_between_two_looks_for_a_server_there_are_never_two_seconds(monkeypatch):
+    pauses, looked, loop = [], asyncio.Event(), asyncio.get_running_loop()
+
+    async def locate():
+        if len(pauses) == 20:
+            looked.set()
+        raise OSError("away")
+
+    async def record(seconds):
+        pauses.append(seconds)
+        turn = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
+
+    monkeypatch.setattr(asyncio, "sleep", record)
+    link = Link(locate, ())
+    await link.start(wait_s=0)
+    await looked.wait()
+    await link.close()
+    assert pauses[0] < 0.1, "the first one is short: a failover by address is over when the link is lost"
+    assert max(pauses) < 2
+
+
 async def test_a_server_that_became_a_replica_is_left():
     with RedisServer() as server:
         states = []
