@@ -86,7 +86,7 @@ def sim() -> Iterator[EngineSim]:
 @pytest.fixture(scope="module")
 def stack(parrot, sim) -> Iterator[Stack]:
     captured = dict.fromkeys(("vllm", "llamacpp", "ollama"), parrot.address)
-    addresses = {**captured, "m": sim.address, "nobody": f"127.0.0.1:{free_port()}"}
+    addresses = {**captured, "liar": parrot.address, "m": sim.address, "nobody": f"127.0.0.1:{free_port()}"}
     translated = {"native": parrot.address, "nobody-native": f"127.0.0.1:{free_port()}"}
     ollama = {"engine": "ollama", "api": "native"}
     config = {
@@ -334,3 +334,19 @@ def test_a_good_answer_costs_no_further_message(stack, sim, parrot):
     parrot.answers(400, DETAIL)
     assert stack.chat(ask()).status_code == 400
     assert (good, sent() - before - good) == (3, 4)
+
+
+def test_a_usage_that_can_not_be_is_replaced_by_the_estimate_and_costs_the_node_trust(stack, parrot):
+    def trust() -> float:
+        rows = httpx.get(f"{stack.admin_url}/nodes").json()["nodes"]
+        return next(row["trust"] for row in rows if row["node"]["id"] == "node-liar")
+
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 120_000, "completion_tokens": 1, "total_tokens": 120_001}
+    parrot.answers(200, json.dumps({"choices": [choice], "usage": usage}).encode(), content_type="application/json")
+    assert trust() == 1.0
+    with stack.client() as client:
+        reply = client.post(PATH, json=ask("liar"))
+    assert (reply.status_code, reply.json()["usage"]) == (200, usage)
+    assert 0 < sum(stack.cost(reply)) < 100
+    stack.eventually(lambda: trust() < 1.0, "the node is trusted less")

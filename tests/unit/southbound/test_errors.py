@@ -271,6 +271,12 @@ def test_what_fastapi_finds_names_its_field():
     assert (found.message, found.param) == ("messages: Field required", "messages")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp", "ollama", "tgi"])
+def test_a_404_of_an_engine_keeps_its_sentence(engine):
+    found = normalised(engine, 404, openai("Response with id 'resp_1' not found.", 404, "invalid_request_error"))
+    assert (found.status, found.message) == (404, "Response with id 'resp_1' not found.")
+
+
 def test_braces_in_a_sentence_are_not_an_error_inside_it():
     message = "1 validation error: {'type': 'missing'} and {\"a\": 1}"
     assert parse_error(json.dumps(openai(message)).encode()).message == message
