@@ -8,7 +8,8 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,32 +26,32 @@ _LINTER_CODES = re.compile(r"noqa: [A-Z0-9, ]+|\"[A-Z]{1,4}\d{3,4}\",")
 
 def main() -> int:
     """Print every count with its places, and return 1 unless all are 0."""
-    trees = {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py")) if "_proto" not in file.parts}
+    files = [file for file in sorted(PACKAGE.rglob("*.py")) if "_proto" not in file.parts]
     checks = {
-        "class names defined twice": class_names_twice(trees),
-        "own classes imported under another name": renamed_imports(trees),
+        "class names defined twice": class_names_twice(files),
+        "own classes imported under another name": renamed_imports(files),
         "requirement and case ids": ids(),
-        f"calls with more than {MAX_POSITIONAL} positional arguments": positional_calls(trees),
-        "product modules that import tools": imports_of_tools(trees),
+        f"calls with more than {MAX_POSITIONAL} positional arguments": positional_calls(files),
+        "product modules that import tools": imports_of_tools(files),
     }
     for title, found in checks.items():
         print(f"{len(found):4} {title}", *found, sep="\n       ")
     return 1 if any(checks.values()) else 0
 
 
-def class_names_twice(trees: dict[Path, ast.Module]) -> list[str]:
+def class_names_twice(files: Iterable[Path]) -> list[str]:
     """Classes of any nesting that share a name with one of another place."""
     places = defaultdict(list)
-    for file, each in _walk(trees, ast.ClassDef):
+    for file, each in _walk(files, ast.ClassDef):
         places[each.name].append(_place(file, each))
     return [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
 
 
-def renamed_imports(trees: dict[Path, ast.Module]) -> list[str]:
+def renamed_imports(files: Iterable[Path]) -> list[str]:
     """`from din_extproc... import Name as Other`."""
     return [
         f"{_place(file, each)}: {alias.name} as {alias.asname}"
-        for file, each in _walk(trees, ast.ImportFrom)
+        for file, each in _walk(files, ast.ImportFrom)
         if each.level or (each.module or "").startswith("din_extproc")
         for alias in each.names
         if alias.asname and alias.name.lstrip("_")[:1].isupper()
@@ -67,34 +68,40 @@ def ids() -> list[str]:
     ]
 
 
-def positional_calls(trees: dict[Path, ast.Module]) -> list[str]:
+def positional_calls(files: Iterable[Path]) -> list[str]:
     """Calls of functions and classes of the package, by the last part of their name.
 
     A library's signature is not ours to change, and a function that takes any number of arguments (`*args`) has no keywords for them.
     """
-    functions = [each for _, each in _walk(trees, ast.FunctionDef, ast.AsyncFunctionDef)]
-    own = {each.name for each in functions} | {each.name for _, each in _walk(trees, ast.ClassDef)}
+    functions = [each for _, each in _walk(files, ast.FunctionDef, ast.AsyncFunctionDef)]
+    own = {each.name for each in functions} | {each.name for _, each in _walk(files, ast.ClassDef)}
     own -= {each.name for each in functions if each.args.vararg}
     return [
         f"{_place(file, each)}: {ast.unparse(each.func)} with {len(each.args)}"
-        for file, each in _walk(trees, ast.Call)
-        if len(each.args) > MAX_POSITIONAL and _last_name(each.func) in own - _library_names(trees[file])
+        for file, each in _walk(files, ast.Call)
+        if len(each.args) > MAX_POSITIONAL and _last_name(each.func) in own - _library_names(file)
     ]
 
 
-def imports_of_tools(trees: dict[Path, ast.Module]) -> list[str]:
+def imports_of_tools(files: Iterable[Path]) -> list[str]:
     """Imports of `din_extproc.tools` in whatever `serve` and `node` are made of, those inside functions included."""
     return [
         _place(file, each)
-        for file, each in _walk(trees, ast.Import, ast.ImportFrom)
+        for file, each in _walk(files, ast.Import, ast.ImportFrom)
         if file.relative_to(PACKAGE).parts[0] in PRODUCT
         for name in _imported(each)
         if f"{name}.".startswith("din_extproc.tools.")
     ]
 
 
-def _walk(trees: dict[Path, ast.Module], *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
-    return ((file, each) for file, tree in trees.items() for each in ast.walk(tree) if isinstance(each, kinds))
+@cache
+def read_nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module, the module itself first."""
+    return tuple(ast.walk(ast.parse(file.read_text())))
+
+
+def _walk(files: Iterable[Path], *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
+    return ((file, each) for file in files for each in read_nodes(file) if isinstance(each, kinds))
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -107,10 +114,10 @@ def _last_name(callee: ast.expr) -> str:
     return callee.attr if isinstance(callee, ast.Attribute) else callee.id if isinstance(callee, ast.Name) else ""
 
 
-def _library_names(tree: ast.Module) -> set[str]:
+def _library_names(file: Path) -> set[str]:
     return {
         alias.asname or alias.name
-        for each in ast.walk(tree)
+        for each in read_nodes(file)
         if isinstance(each, ast.ImportFrom) and not (each.module or "").startswith("din_extproc")
         for alias in each.names
     }

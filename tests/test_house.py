@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests import architecture
+from tests.architecture import read_nodes
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "din_extproc"
@@ -18,7 +19,7 @@ LONGEST_FILE = 400
 
 
 def functions(path: Path):
-    for item in ast.walk(ast.parse(path.read_text())):
+    for item in read_nodes(path):
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
             yield item.end_lineno - item.lineno + 1, f"{path.relative_to(ROOT)}:{item.name}"
 
@@ -31,13 +32,12 @@ def test_the_top_level_holds_what_the_card_says_and_nothing_else():
 
 
 def test_every_module_opens_with_its_job():
-    silent = [str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text() or "pass"))]
+    silent = [str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(read_nodes(path)[0])]
     assert silent == []
 
 
 def test_every_error_that_a_docstring_promises_exists():
-    trees = {path: ast.parse(path.read_text()) for path in SOURCES}
-    nodes = [(path, item) for path, tree in trees.items() for item in ast.walk(tree)]
+    nodes = [(path, item) for path in SOURCES for item in read_nodes(path)]
     known = set(dir(builtins)) | {item.name for _, item in nodes if isinstance(item, ast.ClassDef)}
     known |= {item.asname or item.name for _, item in nodes if isinstance(item, ast.alias)}
     texts = [(path, ast.get_docstring(item) or "") for path, item in nodes if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -84,7 +84,7 @@ def test_every_test_asserts_something_itself():
     silent = [
         f"{path.relative_to(ROOT)}:{item.name}"
         for path in (ROOT / "tests").rglob("test_*.py")
-        for item in ast.walk(ast.parse(path.read_text()))
+        for item in read_nodes(path)
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test_")
         if not any(isinstance(each, ast.Assert) or _expects_an_error(each) for each in ast.walk(item))
     ]
@@ -102,7 +102,7 @@ def test_only_the_edges_read_the_environment():
 
 
 def test_the_package_docstring_names_every_room():
-    text = ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text()))
+    text = ast.get_docstring(read_nodes(PACKAGE / "__init__.py")[0])
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("__")}
     assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} == set()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 
@@ -245,11 +246,14 @@ async def test_a_drive_that_has_ended_keeps_nothing_alive(told):
         await turns()
         return type(weight).__name__
 
-    kept = [told.drive(hold(Weighty())) for _ in range(10)]
+    weights = [Weighty() for _ in range(10)]
+    alive = [weakref.ref(weight) for weight in weights]
+    kept = [told.drive(hold(weight)) for weight in weights]
     await turns(3)
     assert told.results == ["Weighty"] * 10
+    del weights
     gc.collect()
-    assert not [item for item in gc.get_objects() if isinstance(item, Weighty)]
+    assert [each() for each in alive] == [None] * 10
     assert len(kept) == 10
 
 

@@ -51,23 +51,25 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return loaded
 
 
-def entries(settings: Settings, tenant_id: str = "acme") -> list[RouteEntry]:
-    asker = next(each for each in settings.tenants if each.id == tenant_id)
-    return list(RouteCoverage(make_view(settings, {}), PoolMembership.from_pools(settings.pools), asker, 12).entries())
+@pytest.fixture(scope="module")
+def entries(settings: Settings) -> dict[str, list[RouteEntry]]:
+    """All entries, by the tenant that asks."""
+    view, members = make_view(settings, {}), PoolMembership.from_pools(settings.pools)
+    return {each.id: list(RouteCoverage(view, members, each, 12).entries()) for each in settings.tenants}
 
 
-def test_every_rule_of_every_name_is_there(settings: Settings) -> None:
-    found = {(entry.name, entry.rule, entry.pool.name) for entry in entries(settings)}
+def test_every_rule_of_every_name_is_there(entries: dict[str, list[RouteEntry]]) -> None:
+    found = {(entry.name, entry.rule, entry.pool.name) for entry in entries["acme"]}
     rules = {"fast": {"never", "urgent", "theirs", ""}, "deep": {"long", "hidden", ""}, "vectors": {""}}
     pools = {"m": {"fast"}, "small": {"fast"}, "auto": {"fast", "deep"}, "large": {"deep"}, "embedder": {"vectors"}}
     assert found == {(name, rule, pool) for name, own in pools.items() for pool in own for rule in rules[pool]}
 
 
-def test_a_request_that_is_made_gets_there(settings: Settings) -> None:
+def test_a_request_that_is_made_gets_there(settings: Settings, entries: dict[str, list[RouteEntry]]) -> None:
     view = make_view(settings, {})
     acme = settings.tenants[0]
     members = PoolMembership.from_pools(settings.pools)
-    made = [entry for entry in entries(settings) if not entry.why]
+    made = [entry for entry in entries["acme"] if not entry.why]
     assert len(made) > 10
     for entry in made:
         reading = parse_request(entry.head, entry.body, TokenCalibrators(view.table.preferred_model).for_name, view.body_limit)
@@ -78,8 +80,8 @@ def test_a_request_that_is_made_gets_there(settings: Settings) -> None:
         assert all(node.max_seq_len >= entry.tokens for node in entry.nodes)
 
 
-def test_segments_are_cut_where_a_rule_turns_or_a_node_is_too_short(settings: Settings) -> None:
-    own = [entry for entry in entries(settings) if (entry.name, entry.rule, entry.pool.name) == ("small", "", "fast")]
+def test_segments_are_cut_where_a_rule_turns_or_a_node_is_too_short(entries: dict[str, list[RouteEntry]]) -> None:
+    own = [entry for entry in entries["acme"] if (entry.name, entry.rule, entry.pool.name) == ("small", "", "fast")]
     reached = [(entry.tokens, {node.id for node in entry.nodes}) for entry in own if not entry.why]
     assert all(nodes == {"a", "b"} for tokens, nodes in reached if tokens < 1000)
     assert all(nodes == {"a"} for tokens, nodes in reached if tokens > 1000)
@@ -88,28 +90,28 @@ def test_segments_are_cut_where_a_rule_turns_or_a_node_is_too_short(settings: Se
     assert [entry.first for entry in own if entry.tokens < 1000] == [True, *[False] * (len(served) - 1)]
 
 
-def test_an_entry_that_nobody_reaches_says_why(settings: Settings) -> None:
-    why = {(entry.name, entry.rule): entry.why for entry in entries(settings) if not entry.nodes}
+def test_an_entry_that_nobody_reaches_says_why(entries: dict[str, list[RouteEntry]]) -> None:
+    why = {(entry.name, entry.rule): entry.why for entry in entries["acme"] if not entry.nodes}
     assert why["large", "hidden"] == "rule long takes its requests"
     assert why["small", "never"] == "no request meets its condition"
     assert why["small", "theirs"] == "pool fast takes its requests"
 
 
-def test_what_could_not_be_asked_is_told_from_what_no_request_reaches(settings: Settings) -> None:
-    idle = {(entry.name, entry.rule): entry.idle for entry in entries(settings) if entry.why}
+def test_what_could_not_be_asked_is_told_from_what_no_request_reaches(entries: dict[str, list[RouteEntry]]) -> None:
+    idle = {(entry.name, entry.rule): entry.idle for entry in entries["acme"] if entry.why}
     assert idle["large", "hidden"]
     assert idle["small", "never"]
     assert idle["small", "theirs"]
 
 
-def test_headers_and_priority_of_the_condition_are_sent(settings: Settings) -> None:
-    urgent = next(entry for entry in entries(settings) if entry.rule == "urgent" and not entry.why)
+def test_headers_and_priority_of_the_condition_are_sent(entries: dict[str, list[RouteEntry]]) -> None:
+    urgent = next(entry for entry in entries["acme"] if entry.rule == "urgent" and not entry.why)
     assert urgent.head.headers == {"content-type": "application/json", "x-task-tier": "light", "x-din-priority": "batch"}
 
 
-def test_the_operation_is_one_that_the_pool_serves(settings: Settings) -> None:
-    assert {entry.operation for entry in entries(settings) if entry.pool.name == "vectors"} == {Operation.EMBEDDINGS}
+def test_the_operation_is_one_that_the_pool_serves(entries: dict[str, list[RouteEntry]]) -> None:
+    assert {entry.operation for entry in entries["acme"] if entry.pool.name == "vectors"} == {Operation.EMBEDDINGS}
 
 
-def test_another_tenant_walks_what_it_may_use(settings: Settings) -> None:
-    assert {entry.name for entry in entries(settings, "other")} == {"auto", "large"}
+def test_another_tenant_walks_what_it_may_use(entries: dict[str, list[RouteEntry]]) -> None:
+    assert {entry.name for entry in entries["other"]} == {"auto", "large"}
