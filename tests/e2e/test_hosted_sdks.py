@@ -20,6 +20,7 @@ ENGINES = ("openai", "azure_openai", "anthropic")
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"location": {"type": "string"}}}
 CHAT_TOOLS: list[Any] = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
 MESSAGE_TOOLS: list[Any] = [{"name": "get_weather", "input_schema": SCHEMA}]
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 TEXTS = {"openai": "".join(PIECES), "azure_openai": "".join(PIECES), "anthropic": "Hello there!"}
 USAGES = {"openai": (9, 4, 3), "azure_openai": (9, 4, 3), "anthropic": (30, 15, 6)}
 """Tokens of the prompt, those of them that were cached, and of the answer."""
@@ -164,6 +165,43 @@ def test_anthropics_sdk_gets_parallel_calls(claude: anthropic.Anthropic, engine:
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"} for call in calls]
     turns: list[Any] = [*says("hi"), {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
     assert claude.messages.create(model=engine, messages=turns, tools=MESSAGE_TOOLS, max_tokens=50).stop_reason == "end_turn"
+
+
+def pictures_of(body: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return media type and base64 data of each picture that a provider got."""
+    found = []
+    for part in body["messages"][-1]["content"]:
+        if part["type"] == "image_url":
+            kind, _, data = part["image_url"]["url"].removeprefix("data:").partition(";base64,")
+            found.append((kind, data))
+        elif part["type"] == "image":
+            found.append((part["source"]["media_type"], part["source"]["data"]))
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pictures_of_both_sdks_reach_every_provider_in_its_own_form(
+    site: Any, gpt: openai.OpenAI, claude: anthropic.Anthropic, engine: str
+) -> None:
+    picture: list[Any] = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
+    ]
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+    same: list[Any] = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
+    whole = gpt.chat.completions.create(model=engine, messages=[{"role": "user", "content": picture}], max_tokens=50)
+    assert whole.choices[0].message.content == TEXTS[engine]
+    said = claude.messages.create(model=engine, messages=[{"role": "user", "content": same}], max_tokens=50)
+    assert [block.text for block in said.content if block.type == "text"] == [TEXTS[engine]]
+    assert [pictures_of(body) for _, _, body in site[1][engine].seen[-2:]] == [[("image/png", PIXEL)]] * 2
+
+
+def test_anthropics_sdk_counts_tokens_where_the_provider_does(site: Any, claude: anthropic.Anthropic) -> None:
+    assert claude.messages.count_tokens(model="anthropic", messages=says("hi")).input_tokens == 14
+    path, _, body = site[1]["anthropic"].seen[-1]
+    assert (path, body["model"]) == ("/v1/messages/count_tokens", "theirs")
+    with pytest.raises(anthropic.BadRequestError, match="does not serve"):
+        claude.messages.count_tokens(model="openai", messages=says("hi"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

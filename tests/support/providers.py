@@ -175,6 +175,8 @@ class AnthropicProvider(Provider):
         "no credit": _anthropic_error(402, "billing_error", "There is an issue with your billing or payment information."),
     }
 
+    OTHER: ClassVar = {"messages/count_tokens": lambda: web.json_response({"input_tokens": 14})}
+
     def __init__(self, tls: ssl.SSLContext, credential: str) -> None:
         super().__init__(tls, credential, ("x-api-key", ""))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from din_extproc.domain.health import NO_CREDIT_REASON
 from din_extproc.domain.spending import BudgetPeriod, SpendingBudget, SpendingBudgets
 from din_extproc.roles.operate.diagnosis import of_endpoints, of_envoy, of_exchanges, of_machine, of_redis, of_sidecar, of_timeouts
 from din_extproc.route.table import RouteTable
@@ -54,6 +55,13 @@ def bad(findings) -> dict[str, str]:
     found = {each.what: each for each in findings if each.verdict != "ok"}
     assert all(each.change for each in found.values()), "what is not ok says what to change"
     return {what: each.verdict for what, each in found.items()}
+
+
+def test_an_account_without_credit_is_a_failure_that_names_the_node(settings):
+    poor = status(settings)
+    poor["membership"]["nodes"][0]["health"] = {"state": "open", "reason": NO_CREDIT_REASON}
+    [found] = [each for each in of_sidecar(poor, settings) if each.what == "accounts"]
+    assert (found.verdict, "gpu-07" in found.finding, "credit" in found.change) == ("fail", True, True)
 
 
 def test_a_gateway_in_good_health_has_nothing_to_change(settings):
