@@ -86,6 +86,30 @@ def test_a_request_that_breaks_connections_is_tried_at_two_nodes_at_most(stack, 
     assert ask(stack, model, 0).status_code == 200, "other requests are served by all"
 
 
+def test_a_request_that_ends_the_processes_of_nodes_ends_two_at_most(stack, engines):
+    def ended() -> int:
+        return sum(engine.process.poll() is not None for engine in engines.values())
+
+    def stopped_requests() -> int:
+        return stack.status()["breakers"]["stopped_requests"]
+
+    for engine in engines.values():
+        engine.fail("exit:containing=poison")
+    try:
+        before, poison = stopped_requests(), {"model": "moves", "user": "poison that ends processes"}
+        reply = stack.chat(**poison)
+        assert (reply.status_code, reply.headers["x-should-retry"]) == (502, "false")
+        stack.eventually(lambda: stopped_requests() > before, "it is stopped")
+        assert stack.chat(**poison).status_code == 422
+        stack.eventually(lambda: ended() >= 2, "two have ended")
+        assert ended() == 2
+        assert ask(stack, "moves", 0).status_code == 200
+    finally:
+        for engine in engines.values():
+            engine.end()
+            engine.start()
+
+
 def test_a_request_that_nodes_answer_with_an_error_moves_on_past_two_of_them(stack, engines):
     for name in POOL:
         engines[name].forget()

@@ -17,6 +17,7 @@ Kind = Literal[
     "latency",
     "stall",
     "reset",
+    "exit",
     "error_event",
     "insert",
     "truncate",
@@ -37,7 +38,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     `unavailable` 503 · `oom` 500, CUDA out of memory · `throttle` 429 with Retry-After · `reply` any status, headers and body ·
     `latency` waits `ms` first · `stall` accepts and never answers, or goes silent after `after` tokens · `reset` closes the connection
-    hard, before the first byte or after `after` tokens · `error_event` an error inside the stream after `after` tokens (`text`: a bare
+    hard, before the first byte or after `after` tokens · `exit` ends the engine's process ·
+    `error_event` an error inside the stream after `after` tokens (`text`: a bare
     string), then the end marker · `insert` puts `body` into the stream after `after` tokens · `truncate` ends the stream after `after`
     tokens without the end marker · `drip` sends `bytes` bytes every `ms` · `usage` reports usage times `factor` · `no_usage` reports none ·
     `clock` sets the engine's clock `ms` ahead in what it writes (`created`) ·

@@ -4,6 +4,7 @@ Rule: when a client disconnects, its sequences end at once.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -259,6 +260,8 @@ async def _apply_early_faults(
     request: web.Request, struck: Mapping[str, Fault], reword: Callable[[EngineFailure], EngineFailure]
 ) -> web.StreamResponse | None:
     """Apply faults that occur before the engine: wait, or answer in its place. None: continue."""
+    if "exit" in struck:
+        os._exit(1)
     if "latency" in struck:
         await asyncio.sleep(struck["latency"].ms / 1000)
     if "stall" in struck and struck["stall"].after is None:
