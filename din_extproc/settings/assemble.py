@@ -10,7 +10,7 @@ from msgspec import Struct
 from din_extproc.control.topology import RESERVED_CLUSTERS, SocketAddress
 from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.domain.request import Operation
-from din_extproc.domain.tenant import ApiKey, Tenant
+from din_extproc.domain.tenant import ApiKey, OnSensitive, Tenant
 from din_extproc.route.compile import compile_routes
 from din_extproc.route.flaw import Flaw, did_you_mean
 from din_extproc.route.table import RouteTable
@@ -184,6 +184,11 @@ def _report_unused(shaped: ShapedConfig, document: Document, keyed: frozenset[st
     needed = [] if shaped.config.identity.tenant_defaults else [("tenants", "no tenant: nobody can send a request")]
     if shaped.config.gateway.ext_authz is None:
         needed.insert(0, ("pools", "no pool: there is nowhere to send a request"))
+    else:
+        for name, pool in shaped.config.pools.items():
+            if pool.sensitive_data.policy is not OnSensitive.OFF:
+                message = f"pool {name!r}: a proxy that asks by ext_authz chooses the node, so this policy does not apply to its requests"
+                document.report(("pools", name, "sensitive_data"), message, "give tenants the policy, too", warning=True)
     for section, message in needed:
         if section not in shaped.broken and not data.get(section):
             document.report((section,), message)

@@ -237,6 +237,13 @@ def test_a_stream_has_a_minute_to_begin_unless_the_pool_says_otherwise(written):
     assert patient.timeouts.first_byte_ms is None
 
 
+def test_a_pools_policy_for_sensitive_data_that_ext_authz_passes_by_is_a_warning(written):
+    text = SMALL.replace("engine: vllm", "engine: vllm\n    sensitive_data: { policy: block }")
+    assert not [each for each in written(text).warnings if "ext_authz" in each.message]
+    [found] = [each for each in written(text + "gateway: { ext_authz: {} }\n").warnings if "ext_authz" in each.message]
+    assert "pool 'p'" in found.message
+
+
 def test_warnings_come_with_the_settings(written):
     settings = written()
     assert [warning.message for warning in settings.warnings] == ["tenant 't' has no key: nobody can use it"]
