@@ -52,7 +52,7 @@ def assemble(shaped: ShapedConfig, catalog: Catalog | None, document: Document, 
         keyed: Tenants whose keys are elsewhere.
     """
     config = shaped.config
-    operations = make_operations_table(config.operations, document)
+    operations = make_operations_table(config.operations, document, config.envoy.health_paths)
     pools = tuple(_make_pools(shaped, catalog, operations, document))
     tenants = tuple(tenant.to_tenant(config.defaults) for tenant in config.tenants)
     keys = tuple((tenant, tuple(key.to_key() for key in section.keys)) for tenant, section in zip(tenants, config.tenants, strict=True))

@@ -19,7 +19,7 @@ OperationPath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)+$", max_leng
 _FieldName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 _Fields = Annotated[tuple[_FieldName, ...], OneOrMany]
 _EventType = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-_ANSWERED_HERE = ("/v1/models", "/v1/usage", "/v1/responses", "/health")
+_ANSWERED_HERE = ("/v1/models", "/v1/usage", "/v1/responses")
 """Paths that the gateway answers itself, with all that is under them."""
 _MIB = 1 << 20
 
@@ -69,17 +69,19 @@ class OperationSection(Section):
 OwnOperations = dict[OperationPath, OperationSection]
 
 
-def make_operations_table(sections: Mapping[str, OperationSection], document: Document) -> Mapping[str, Operation]:
-    """Return every operation by every path that means it. Paths that are taken are reported."""
+def make_operations_table(
+    sections: Mapping[str, OperationSection], document: Document, health_paths: frozenset[str] = frozenset()
+) -> Mapping[str, Operation]:
+    """Return every operation by every path that means it. Paths that are taken are reported, those of health checks too."""
     if not sections:
         return BUILT_IN
     own = {path: section.operation(path) for path, section in sections.items()}
     owners = dict.fromkeys(BUILT_IN, "a built-in operation") | dict.fromkeys(own, "another operation")
     for path, operation in own.items():
-        if path in BUILT_IN or _is_answered_here(path):
+        if path in BUILT_IN or path in health_paths or _is_answered_here(path):
             document.report(("operations", path), f"{path} is built in", "choose another path", at_key=True)
         for index, other in enumerate(operation.spec.paths):
-            owner = "the gateway itself" if _is_answered_here(other) else owners.get(other)
+            owner = "the gateway itself" if other in health_paths or _is_answered_here(other) else owners.get(other)
             if owner is not None:
                 document.report(("operations", path, "paths", index), f"{other} belongs to {owner}", "choose another path, or leave it out")
             owners[other] = "another operation"

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from din_extproc.domain.request import Operation
+from din_extproc.tools.verify.sample_body import build_body, content_type
 from tests.e2e.test_node_errors import Parrot
 from tests.support.servers import EngineSim, together
 from tests.support.stack import Stack, events, node, tenant
@@ -108,6 +110,18 @@ def test_a_request_that_breaks_both_nodes_of_its_pool_goes_to_no_third_one(stack
     finally:
         for name in ("big-1", "big-2"):
             engines[name].start()
+
+
+def test_a_form_moves_to_the_fallback_in_flight_with_the_other_model_s_name(stack, engines):
+    fail(engines, "unavailable", "big-1", "big-2")
+    operation = Operation.TRANSCRIPTIONS
+    with stack.client() as client:
+        body = build_body(operation, "big", 3)
+        reply = client.post(operation.value, content=body, headers={"content-type": content_type(operation)})
+    assert reply.status_code == 200, reply.text
+    assert (reply.headers["x-din-node-id"], reply.headers["x-bxagent-degraded"]) == ("small", "true")
+    (moved,) = engines["small"].seen()[1]
+    assert moved["body"] == build_body(operation, "small-served", 3)
 
 
 def test_the_nodes_of_a_rule_whose_requests_can_move_are_chosen_by_the_scheduler(stack, engines):

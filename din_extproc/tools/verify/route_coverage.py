@@ -142,6 +142,8 @@ class RouteCoverage:
         last = min((bound for bound in (sample.highest, highest) if bound is not None), default=None)
         if (last is not None and last < first) or (sample.operations and operation not in sample.operations):
             return
+        if first > _SHORT and not operation.spec.prompt:  # its requests are as long as they are
+            return
         for each in variants(sample, _PRIORITIES):
             made = self._made(name, rule, each, operation, (first, _inside(first, last), last))
             yield made
@@ -192,7 +194,7 @@ class RouteCoverage:
             if isinstance(reading, Refusal):
                 break
             estimated = reading.intent.prompt_tokens
-            if first <= estimated <= (2 * wanted if last is None else min(last, 2 * wanted)):
+            if first <= estimated <= (2 * wanted if last is None else min(last, 2 * wanted)) or not operation.spec.prompt:
                 break
             words = max(1, round(words * wanted / max(1, estimated)))
         return body, reading

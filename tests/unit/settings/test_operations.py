@@ -8,11 +8,14 @@ from msgspec.structs import replace
 
 from din_extproc.control.routes import build_route_configuration
 from din_extproc.domain.request import BUILT_IN, BodyKind, Metering, Operation
+from din_extproc.flow.pool_membership import PoolMembership
+from din_extproc.roles.serve.decision_view import make_view
 from din_extproc.settings.load import load
 from din_extproc.settings.node import NodeSettings, load_node
 from din_extproc.settings.problems import ConfigRejected
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.explain.explain import explain
+from din_extproc.tools.verify.route_coverage import RouteCoverage
 from din_extproc.tools.verify.sample_body import build_body, content_type
 from tests.support.stack import node
 
@@ -85,6 +88,14 @@ def test_a_rule_and_a_pool_can_name_it(written):
     assert told(settings, "/v1/moderations", body).rule == "own"
 
 
+def test_verify_asks_for_it(written):
+    settings = written()
+    view, members = make_view(settings, {}), PoolMembership.from_pools(settings.pools)
+    entries = list(RouteCoverage(view, members, settings.tenants[0], 12).entries())
+    assert {entry.pool.name for entry in entries if entry.operation in OWN} == {"own"}
+    assert {entry.operation.value for entry in entries if entry.pool.name == "own" and not entry.why} >= set(OWN)
+
+
 def test_a_pool_that_fails_open_serves_it(written):
     settings = replace(written(), fail_open_pool="own")
     assert isinstance(settings, Settings), settings
@@ -102,6 +113,8 @@ def broken(path: str, **changes) -> dict:
     [
         (broken("/v1/embeddings"), "/v1/embeddings is built in"),
         (broken("/v1/models/x"), "/v1/models/x is built in"),
+        (broken("/status") | {"envoy": {"health_path": "/status"}}, "/status is built in"),
+        (broken("/x", paths=["/health"]), "/health belongs to the gateway itself"),
         (broken("/x", paths=["/rerank"]), "/rerank belongs to a built-in operation"),
         (broken("/x", paths=["/v1/usage"]), "/v1/usage belongs to the gateway itself"),
         (broken("/x", paths=["/y", "/y"]), "/y belongs to another operation"),
