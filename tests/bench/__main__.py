@@ -63,7 +63,7 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "tenants": (growth.tenants, ("admit_100k_tenants_vs_10",)),
     "budgets": (
         budgets.budgets,
-        ("admit_sidecar_budgets_one_vs_none", "admit_redis_budgets_one_vs_none", "admit_redis_budgets_of_others_vs_none"),
+        ("admit_sidecar_budgets_two_vs_none", "admit_redis_budgets_two_vs_none", "admit_redis_budgets_of_others_vs_none"),
     ),
     "limits": (
         limits.limits,

@@ -63,8 +63,11 @@ async def _measure(effort: Effort) -> dict[str, list[tuple[float, float]]]:
         assert await link.start()
         ledger = RedisLedger(link)
         desks = {name: desk_of(prices=_PRICES, budgets={"limits": limits}) for name, limits in _LIMITS.items()}
+        names = list(desks)
         for turn in range(-1, 2 * effort.rounds):
-            for name, desk in desks.items():
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:  # no variant always comes after the same one
+                desk = desks[name]
                 desk.ledger = ledger
                 gc.collect()
                 here, there = time.process_time(), cpu_s(server.pid)

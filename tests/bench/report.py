@@ -68,6 +68,8 @@ BARS = (
     Bar("admit_100k_tenants_vs_10", "admission cost with 100,000 tenants ÷ with 10", 1.3, 1.1),
     Bar("admit_sidecar_budgets_one_vs_none", "sidecar CPU per admission with a budget ÷ without", 1.15, 1.05),
     Bar("admit_redis_budgets_one_vs_none", "Redis CPU likewise", 1.15, 1.05),
+    Bar("admit_sidecar_budgets_two_vs_none", "sidecar CPU per admission with two budgets ÷ without", 1.15, 1.05),
+    Bar("admit_redis_budgets_two_vs_none", "Redis CPU likewise", 1.15, 1.05),
     Bar("limits_held_requests", "requests admitted in 30 s at three times the limits, two replicas ÷ limit", 1.0, 1.0),
     Bar("limits_held_tokens", "tokens likewise ÷ bucket and refill", 1.05, 1.0),
     Bar("limits_held_peak", "requests in flight likewise ÷ limit", 1.0, 1.0),
