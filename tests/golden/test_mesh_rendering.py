@@ -20,7 +20,7 @@ from din_extproc.control.envoy_gateway import Placement
 from din_extproc.control.envoy_gateway import build_envoy_gateway as envoy_gateway_of
 from din_extproc.control.istio import Mesh
 from din_extproc.control.istio import build_istio as istio_of
-from din_extproc.control.topology import SocketAddress, Topology
+from din_extproc.control.topology import Retry, SocketAddress, Topology
 from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import CredentialSource, Endpoint, InternalEndpoint, Node, Pool, RemoteApi
 from din_extproc.roles.configure.render import RenderFailed, render_envoy_gateway, render_istio
@@ -211,3 +211,15 @@ def test_the_command_line_renders_both(tmp_path):
         told = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(tmp_path / "din.yaml"), "-o", str(out)])
         assert told.exit_code == 0, told.output
         assert list(yaml.safe_load_all(out.read_text()))
+
+
+def test_a_third_attempt_waits_for_the_sidecar_under_the_name_that_each_proxy_has_for_it():
+    nodes = tuple(Node(f"n{at}", Endpoint(f"10.0.0.{at}", 8000), "m", "1.0", "bf16", "", 1, 8192, 4) for at in range(1, 4))
+    outside = SocketAddress("sidecar.internal", 50051)
+    for attempts, scripts in ((1, 0), (2, 1)):
+        pools = (Pool("p", "m", "m", "vllm", "round_robin", nodes),)
+        topology = Topology(ext_proc=(outside,), access_log=outside, pools=pools, retry=Retry(attempts=attempts))
+        gateway = envoy_gateway_of(topology, Placement(namespace="n", host="h", gateway="g"))
+        mesh = istio_of(topology, Mesh(mode="gateway", host="h", namespace="n"))
+        for found, name in ((gateway, "envoyextensionpolicy/n/din/extproc/0"), (mesh, "outbound|50051||sidecar.internal")):
+            assert json.dumps(found).count(f'httpCall(\\"{name}\\"') == scripts
