@@ -212,8 +212,8 @@ class QueueState:
 
     def next_action_ms(self, now_ms: int) -> int:
         """Return the time of the next possible action if nothing is freed. Call it after `next_expired`."""
-        asks = [queue.retry_at_ms for queue in self._queues.values() if queue.retry_at_ms > now_ms]
-        return min((now_ms + RECHECK_MS, *asks, *(each[0] for each in self._deadlines[:1])))
+        retries = [queue.retry_at_ms for queue in self._queues.values() if queue.retry_at_ms > now_ms]
+        return min((now_ms + RECHECK_MS, *retries, *(each[0] for each in self._deadlines[:1])))
 
     def next_vacancy_ms(self, claim: Claim, now_ms: int) -> int:
         """Return the time until a place in the queue that is full for this claim is free at the latest; at least 1."""

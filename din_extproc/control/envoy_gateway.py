@@ -244,14 +244,14 @@ def _traffic(way: _Way, topology: Topology) -> dict[str, Any]:
         "circuitBreaker": dict.fromkeys(("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1 << 20),
         "healthCheck": {
             "panicThreshold": 0,
-            **({} if check is None else {"active": _asked(check, way.pool)}),
+            **({} if check is None else {"active": _health_check(check, way.pool)}),
             **({} if topology.outlier is None else {"passive": _watched(topology.outlier)}),
         },
     }
     return _resource(_OWN, "BackendTrafficPolicy", way.name, spec)
 
 
-def _asked(check: HealthCheck, pool: Pool) -> dict[str, Any]:
+def _health_check(check: HealthCheck, pool: Pool) -> dict[str, Any]:
     return {
         "type": "HTTP",
         "http": {"path": check.engine_paths.get(pool.engine, check.path)},
@@ -343,10 +343,10 @@ def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str,
     manager = to_plain(build_connection_manager(topology))
     for part in _FROM_STANDALONE:
         yield _patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])
-    [asked] = [to_plain(each)["typed_config"] for each in build_http_filters(topology) if each.name == EXT_PROC]
+    [extension] = [to_plain(each)["typed_config"] for each in build_http_filters(topology) if each.name == EXT_PROC]
     ours = f"..http_filters[?(@.name=='{EXT_PROC}/envoyextensionpolicy/{placement.namespace}/din/extproc/0')].typed_config"
     for part in _PROCESSING:
-        yield _patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", asked[part])
+        yield _patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", extension[part])
     if topology.health_path is not None:
         health = f"..http_filters[?(@.name=='{HEALTH_CHECK}')].typed_config"
         yield _patch("listener.v3.Listener", placement.listener_path, health, "/pass_through_mode", True)

@@ -57,8 +57,8 @@ def build_http_filters(topology: Topology) -> list[HttpFilter]:
 
 def _make_health_check(path: str) -> TypedExtensionConfig:
     """Envoy answers 503 here while it drains, and leaves the answer to a worker otherwise."""
-    asked = HeaderMatcher(name=":path", string_match=StringMatcher(exact=path))
-    return pack_extension(HEALTH_CHECK, HealthCheck(pass_through_mode=True, headers=[asked]))
+    path_matcher = HeaderMatcher(name=":path", string_match=StringMatcher(exact=path))
+    return pack_extension(HEALTH_CHECK, HealthCheck(pass_through_mode=True, headers=[path_matcher]))
 
 
 def _make_worker_retry() -> RetryPolicy:

@@ -29,37 +29,37 @@ def merge_edits(before: str, by_hand: str, rendered: str) -> str | tuple[EditCon
         by_hand: What the file says now.
         rendered: What is rendered now.
     """
-    base, mine, new = (text.splitlines(keepends=True) for text in (before, by_hand, rendered))
+    base, edited, new = (text.splitlines(keepends=True) for text in (before, by_hand, rendered))
     lines: list[str] = []
     contradictions = []
-    at_base = at_mine = at_new = 0
-    for start, in_mine, in_new, length in _find_unchanged(base, mine, new):
-        was, kept, now = base[at_base:start], mine[at_mine:in_mine], new[at_new:in_new]
+    at_base = at_edited = at_new = 0
+    for start, in_edited, in_new, length in _find_unchanged(base, edited, new):
+        was, kept, now = base[at_base:start], edited[at_edited:in_edited], new[at_new:in_new]
         if now in (was, kept):
             lines += kept
         elif was == kept:
             lines += now
         else:
-            contradictions.append(EditConflict(at_mine + 1, tuple(kept), tuple(now)))
+            contradictions.append(EditConflict(at_edited + 1, tuple(kept), tuple(now)))
         lines += base[start : start + length]
-        at_base, at_mine, at_new = start + length, in_mine + length, in_new + length
+        at_base, at_edited, at_new = start + length, in_edited + length, in_new + length
     return tuple(contradictions) or "".join(lines)
 
 
-def _find_unchanged(base: Sequence[str], mine: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+def _find_unchanged(base: Sequence[str], edited: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """Runs of lines that neither has changed: where they begin in each, and how long they are. The last one is empty."""
-    one, other = (SequenceMatcher(None, base, text, autojunk=False).get_matching_blocks() for text in (mine, new))
+    one, other = (SequenceMatcher(None, base, text, autojunk=False).get_matching_blocks() for text in (edited, new))
     i = j = 0
     while i < len(one) and j < len(other):
-        (base_a, at_mine, length_a), (base_b, at_new, length_b) = one[i], other[j]
+        (base_a, at_edited, length_a), (base_b, at_new, length_b) = one[i], other[j]
         start, end = max(base_a, base_b), min(base_a + length_a, base_b + length_b)
         if start < end:
-            yield start, at_mine + start - base_a, at_new + start - base_b, end - start
+            yield start, at_edited + start - base_a, at_new + start - base_b, end - start
         if base_a + length_a <= base_b + length_b:
             i += 1
         else:
             j += 1
-    yield len(base), len(mine), len(new), 0
+    yield len(base), len(edited), len(new), 0
 
 
 def _quote_lines(lines: Sequence[str]) -> str:

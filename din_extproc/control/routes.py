@@ -85,7 +85,7 @@ def build_route_configuration(topology: Topology) -> RouteConfiguration:
 
 def _preflight(origin: str) -> Route:
     """A browser's question, answered here: without a key, without the sidecar, and with 204 (Envoy's own CORS filter says 200)."""
-    asked = [
+    matchers = [
         HeaderMatcher(name=":method", string_match=StringMatcher(exact="OPTIONS")),
         HeaderMatcher(name="access-control-request-method", present_match=True),
         HeaderMatcher(name="origin", string_match=_origin(origin)),
@@ -93,7 +93,7 @@ def _preflight(origin: str) -> Route:
     off = PackedAny.pack(FilterConfig(disabled=True))
     return Route(
         name="preflight",
-        match=RouteMatch(prefix="/", headers=asked),
+        match=RouteMatch(prefix="/", headers=matchers),
         direct_response=DirectResponseAction(status=204),
         typed_per_filter_config={CORS: off, EXT_PROC: off},
         response_headers_to_add=[

@@ -126,9 +126,9 @@ class Tenant(Struct, frozen=True):
         if self.id and not self.pseudonym:
             force_setattr(self, "pseudonym", blake2s(self.id.encode(), digest_size=4).hexdigest())
 
-    def priority_of(self, asked: Priority | None) -> Priority:
+    def priority_of(self, requested: Priority | None) -> Priority:
         """Return the priority of a request: the requested one, capped at the tenant's own."""
-        return self.priority if asked is None or RANK[asked] < RANK[self.priority] else asked
+        return self.priority if requested is None or RANK[requested] < RANK[self.priority] else requested
 
     def may_use(self, model: str) -> bool:
         """Return whether one of the allowed patterns matches the name."""

@@ -27,11 +27,11 @@ _NO_RETRY: Headers = (("x-should-retry", "false"),)
 
 
 def build_refusal_response(
-    refused: Refusal, head: RequestHead, trace_id: str, headers: Headers = (), whose: Mapping[str, str] | None = None
+    refused: Refusal, head: RequestHead, trace_id: str, headers: Headers = (), metadata: Mapping[str, str] | None = None
 ) -> ImmediateResponse:
     """The error answer. The body is OpenAI's and RFC 9457's at once; `accept` decides which of the two media types it is called.
 
-    `whose`: metadata that says whose it is and what was asked, for the access log only.
+    `metadata`: identifies the tenant and the request in the access log; it is not sent to the client.
     """
     code = refused.code
     no_use = refused.retry_after_ms is None and code.status < HTTPStatus.INTERNAL_SERVER_ERROR
@@ -40,7 +40,7 @@ def build_refusal_response(
         status=code.status,
         headers=(*own, *headers, *refused.headers, *(_NO_RETRY if no_use else ())),
         body=body,
-        metadata={"trace_id": trace_id, "refusal": code.code, **(whose or {}), **refused.labels},
+        metadata={"trace_id": trace_id, "refusal": code.code, **(metadata or {}), **refused.labels},
     )
 
 
@@ -127,9 +127,9 @@ def build_models_response(
 
 def read_days(path: str) -> int | Refusal:
     """The number of days in the query of `GET /v1/usage?days=7`; today alone without one."""
-    asked = parse_qs(path.partition("?")[2]).get("days", ["1"])[-1]
-    if asked.isascii() and asked.isdigit() and 0 < int(asked[:4]) <= MOST_DAYS:
-        return int(asked)
+    days = parse_qs(path.partition("?")[2]).get("days", ["1"])[-1]
+    if days.isascii() and days.isdigit() and 0 < int(days[:4]) <= MOST_DAYS:
+        return int(days)
     return Refusal(RefusalCode.INVALID_REQUEST, f"days is a number from 1 to {MOST_DAYS}.", param="days")
 
 

@@ -56,8 +56,8 @@ class AttemptPlan(Struct, frozen=True, gc=False):
         parts = text.split(" ", _PARTS)
         if len(parts) < _PARTS:
             return None
-        whose, priority, path, fallback, *versions = parts
-        return cls(whose == EVERY_ATTEMPT, Priority(priority), path, fallback, "".join(versions))
+        scope, priority, path, fallback, *versions = parts
+        return cls(scope == EVERY_ATTEMPT, Priority(priority), path, fallback, "".join(versions))
 
     def before_attempts(self, order: NodeRequest, body: bytes) -> NodeRequest:
         """Return what Envoy gets before the first attempt. Attempts say themselves what they leave out."""
@@ -66,8 +66,8 @@ class AttemptPlan(Struct, frozen=True, gc=False):
     @property
     def header(self) -> tuple[str, str]:
         """The request header that carries it."""
-        whose = EVERY_ATTEMPT if self.every else _ONLY_FALLBACK
-        return ATTEMPT_PLAN, f"{whose} {self.priority.value} {self.path} {self.fallback} {self.versions}".rstrip()
+        scope = EVERY_ATTEMPT if self.every else _ONLY_FALLBACK
+        return ATTEMPT_PLAN, f"{scope} {self.priority.value} {self.path} {self.fallback} {self.versions}".rstrip()
 
 
 def moved_request(granted: Decision, parsed: ParsedRequest) -> NodeRequest | None:
@@ -101,8 +101,8 @@ def translate_attempt(context: DecisionContext, head: RequestHead, body: bytes) 
     plan, pool = AttemptPlan.parse(head.header(ATTEMPT_PLAN)), context.view.pools.get(head.header(ATTEMPT_POOL))
     if plan is None or pool is None:
         return _not_taken("this gateway no longer knows the pool.")
-    asked = RequestHead(method=head.method, path=plan.path, headers=head.headers)
-    parsed = parse_request(asked, body, context.calibrators.for_name, len(body), context.view.operations)
+    attempt_head = RequestHead(method=head.method, path=plan.path, headers=head.headers)
+    parsed = parse_request(attempt_head, body, context.calibrators.for_name, len(body), context.view.operations)
     screening = context.view.pool_screenings.get(pool.name)
     if screening is not None and not isinstance(parsed, Refusal):
         parsed = screen_prompt(parsed, screening, head, context.calibrators.for_name)

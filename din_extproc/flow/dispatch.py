@@ -297,5 +297,5 @@ def _rewrite_path(path: str, canonical: str) -> str | None:
 
 def _original_path(path: str, canonical: str) -> Headers:
     """The client's path under the name by which Envoy's own answers find it, without the query. None is needed where only that goes."""
-    asked = answers.make_problem_instance(path)
-    return () if asked == canonical else (("x-envoy-original-path", asked),)
+    instance = answers.make_problem_instance(path)
+    return () if instance == canonical else (("x-envoy-original-path", instance),)

@@ -17,7 +17,7 @@ from din_extproc.intent.outline import Outline
 from din_extproc.intent.read import ParsedRequest
 from din_extproc.intent.splice import splice_values
 
-ASKED = 3
+NODES_COMPARED = 3
 """Nodes at most: two, and a third when they differ."""
 _ENGINES = frozenset({"vllm", "sglang", "llamacpp", "tensorrt_llm"})
 """Whose pools speak OpenAI's API and take `logprobs`."""
@@ -59,7 +59,7 @@ class DoubleCheck(Struct, frozen=True):
         own = self.node
         same = [node for node in nodes if node.id != own.id and (node.model, node.version, node.kind) == (own.model, own.version, own.kind)]
         start = sum(self.trace_id.encode()) % len(same) if same else 0
-        return (same[start:] + same[:start])[: ASKED - 1]
+        return (same[start:] + same[:start])[: NODES_COMPARED - 1]
 
 
 class CheckSampler:
@@ -84,12 +84,12 @@ class CheckSampler:
             self._due = 1.0  # the next one, then
             return
         self._due -= 1.0
-        if self._can_afford(ASKED * check.tokens, now):
+        if self._can_afford(NODES_COMPARED * check.tokens, now):
             self.waiting.append(check)
 
     def refund_unused(self, check: DoubleCheck, answers: int) -> None:
         """So many nodes were asked: what was set aside for the others is free again."""
-        self._budget += (ASKED - answers) * check.tokens
+        self._budget += (NODES_COMPARED - answers) * check.tokens
 
     def _can_afford(self, tokens: int, now: float) -> bool:
         full = self.policy.tokens_per_minute
@@ -114,7 +114,7 @@ def _make_check(granted: Decision, parsed: ParsedRequest, trace_id: str, policy:
         return None
     greedy, seeded = _number(outline, body, "temperature") == 0, isinstance(_number(outline, body, "seed"), int)
     own = intent.output_tokens or max(1, granted.claim.tokens - intent.prompt_tokens)
-    affordable = policy.tokens_per_minute // ASKED - intent.prompt_tokens
+    affordable = policy.tokens_per_minute // NODES_COMPARED - intent.prompt_tokens
     output = min(own, max(policy.max_tokens, affordable) if greedy or seeded else policy.max_tokens)
     edits = _make_edits(outline, intent.operation, output, repeats=greedy or seeded) | {"model": msgspec.json.encode(pool.served_model)}
     return DoubleCheck(

@@ -127,8 +127,8 @@ class NodeRequestHandler:
         factory = self._factory
         if not traced:
             return Refusal(RefusalCode.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")
-        asked = head.header("x-din-model-version")
-        constraint = combine(asked)
+        version = head.header("x-din-model-version")
+        constraint = combine(version)
         if constraint is None:
             return Refusal(RefusalCode.INVALID_REQUEST, "x-din-model-version is no version constraint.", param="x-din-model-version")
         if not constraint.allows(factory.node.version):

@@ -104,8 +104,8 @@ def _build_openai(reading: ParsedRequest, intent: Intent, pool: Pool, priority: 
         edits |= values
     if not pool.stream_usage and "stream_options" in spans:
         removed = (*removed, "stream_options")  # of any value: the engine may know no such key
-        asks = reading.outline.value(reading.body, "stream_options") != b"null"
-        dropped = (*dropped, "stream_options") if asks else dropped
+        has_options = reading.outline.value(reading.body, "stream_options") != b"null"
+        dropped = (*dropped, "stream_options") if has_options else dropped
     if pool.priority_scheduling and adapter.first_priority:
         edits["priority"] = b"%d" % (adapter.first_priority * RANK[priority])
     elif "priority" in spans and adapter.first_priority:

@@ -26,7 +26,7 @@ _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
 _SPARE_NODES = 2
 """Of the pool that takes over, likewise: the second one in case that a node goes before Envoy is asked for it."""
-_SPARES_ASKED, _FALLBACK_NODES_TTL_S = 8, 0.1
+_SPARES_TRIED, _FALLBACK_NODES_TTL_S = 8, 0.1
 """So many requests, within so long, are given the same ones: few need them, and choosing costs each of them."""
 _ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
 _LOOKED_AT = 8
@@ -121,7 +121,7 @@ class _FallbackNodes:
         self.ranking = ranking
         self.nodes = nodes
         self.until = until
-        self.left = _SPARES_ASKED
+        self.left = _SPARES_TRIED
 
 
 class NodeSelector:
@@ -291,8 +291,8 @@ class NodeSelector:
         known = self._predicted.get(pool)
         if known is None or known[0] is not ranking:
             known = self._predicted[pool] = (ranking, PredictedTime(ranking.nodes, self.load))
-        ask = PlacementRequest(size.prompt_tokens, size.output_tokens, now)
-        return TOO_SLOW if known[1].shortest(ask) > size.within_s else ""
+        wanted = PlacementRequest(size.prompt_tokens, size.output_tokens, now)
+        return TOO_SLOW if known[1].shortest(wanted) > size.within_s else ""
 
     def _select_longer_fallback(self, routed: Routed, size: RequestSize, now: float) -> PlacementTarget | None:
         """The rule's other pool for a request that is too long for this one by the estimate, when it holds it by the estimate."""

@@ -140,11 +140,11 @@ async def decide(
         return pool
     claim = make_claim(context, request, who, pool.intent, pool.target.pool.model)
     members = context.selector.members
-    ask = placement_request(request, pool, claim, began)
+    placement = placement_request(request, pool, claim, began)
     chosen: tuple[Node, ...] = ()
     granted: Granted | Refusal
-    if ask.long:
-        held = await reserve_long(context, request, who.tenant, pool, claim=claim, ask=ask)
+    if placement.long:
+        held = await reserve_long(context, request, who.tenant, pool, claim=claim, placement=placement)
         if isinstance(held, Refusal):
             return held
         granted, claim, chosen = held.granted, held.claim, held.nodes
@@ -158,9 +158,9 @@ async def decide(
             context.start(refund(context.ledger, claim.tenant, claim.request_id))
             return again
         if again.target.pool is not pool.target.pool:
-            ask, chosen = placement_request(request, again, claim, began), ()
+            placement, chosen = placement_request(request, again, claim, began), ()
         pool = again
-    picked = context.selector.select_nodes(pool.target, ask, chosen)
+    picked = context.selector.select_nodes(pool.target, placement, chosen)
     if isinstance(picked, Refusal):
         context.start(refund(context.ledger, claim.tenant, claim.request_id))
         return picked
@@ -257,10 +257,12 @@ def select_pool(context: DecisionContext, request: PendingRequest, routed: Route
     if refuse_stored_response(request) and len(context.selector.members.get_nodes(target.pool.name)) > 1:
         return _STORED_ELSEWHERE
     own, intent = intent, refuse_over_context(context, request, estimate_for_model(context, request, intent, target.pool.model), target)
-    asked = get_node_request(context, request, intent, target)
-    if isinstance(asked, Refusal):  # what would only overflow stays where it can be served
-        return asked if target.degraded not in OVERFLOWS else select_pool(context, request, replace(routed, overflow=False), own, now)
-    return CandidatePool(target, intent, asked)
+    node_request = get_node_request(context, request, intent, target)
+    if isinstance(node_request, Refusal):  # what would only overflow stays where it can be served
+        return (
+            node_request if target.degraded not in OVERFLOWS else select_pool(context, request, replace(routed, overflow=False), own, now)
+        )
+    return CandidatePool(target, intent, node_request)
 
 
 def refuse_stored_response(request: PendingRequest) -> bool:
@@ -316,13 +318,13 @@ async def reserve(context: DecisionContext, request: PendingRequest, tenant: Ten
 
 
 async def reserve_long(
-    context: DecisionContext, request: PendingRequest, tenant: Tenant, pool: CandidatePool, *, claim: Claim, ask: PlacementRequest
+    context: DecisionContext, request: PendingRequest, tenant: Tenant, pool: CandidatePool, *, claim: Claim, placement: PlacementRequest
 ) -> LongReservation | Refusal:
     """Stage 8 of a long request: also a slot for long requests, at the first of the nodes that has one."""
     tail = pool.target.ranking.tail
     assert tail is not None  # noqa: S101 - otherwise no request is long
     while True:
-        nodes = context.selector.choose(pool.target, ask)
+        nodes = context.selector.choose(pool.target, placement)
         if isinstance(nodes, Refusal):
             return nodes
         held = replace(claim, budgets=(*claim.budgets, tail.budget(nodes[0])))
@@ -331,7 +333,7 @@ async def reserve_long(
             return LongReservation(granted, held, nodes)
         if granted.code is not RefusalCode.INSUFFICIENT_GPU_CAPACITY:
             return granted
-        ask = replace(ask, full=ask.full | {nodes[0].id})
+        placement = replace(placement, full=placement.full | {nodes[0].id})
 
 
 async def _wait_in_queue(
@@ -362,10 +364,10 @@ def confirm_pool(
         return CandidatePool(pool.target, intent, pool.node_request)
     if target.pool is pool.target.pool:
         return CandidatePool(target, intent, pool.node_request)
-    asked = get_node_request(context, request, intent, target)
-    if isinstance(asked, Refusal):
-        return asked if target.degraded not in OVERFLOWS else CandidatePool(pool.target, intent, pool.node_request)
-    return CandidatePool(target, intent, asked)
+    node_request = get_node_request(context, request, intent, target)
+    if isinstance(node_request, Refusal):
+        return node_request if target.degraded not in OVERFLOWS else CandidatePool(pool.target, intent, pool.node_request)
+    return CandidatePool(target, intent, node_request)
 
 
 def placement_request(request: PendingRequest, pool: CandidatePool, claim: Claim, now: float) -> PlacementRequest:

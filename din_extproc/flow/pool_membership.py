@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from din_extproc.domain.membership import MembershipDelta
 from din_extproc.domain.node import Node, Pool
 
-_NOBODY: tuple[Node, ...] = ()
+_NO_NODES: tuple[Node, ...] = ()
 _NONE: Mapping[str, Node] = {}
 
 
@@ -34,7 +34,7 @@ class PoolMembership:
         self._nodes: dict[str, tuple[Node, ...]] = {}
         self._versions: dict[str, frozenset[str]] = {}
         for pool in {**configured, **registered}:
-            own, came = configured.get(pool, _NOBODY), registered.get(pool, _NONE)
+            own, came = configured.get(pool, _NO_NODES), registered.get(pool, _NONE)
             if before is not None and before.contains_only(pool, own, came):
                 self._nodes[pool] = before.get_nodes(pool)
             else:
@@ -42,7 +42,7 @@ class PoolMembership:
 
     def contains_only(self, pool: str, configured: tuple[Node, ...], registered: Mapping[str, Node]) -> bool:
         """Whether the pool has these very nodes."""
-        return self._configured.get(pool, _NOBODY) is configured and self._registered.get(pool, _NONE) is registered
+        return self._configured.get(pool, _NO_NODES) is configured and self._registered.get(pool, _NONE) is registered
 
     @classmethod
     def from_pools(cls, pools: Iterable[Pool]) -> "PoolMembership":
@@ -60,19 +60,19 @@ class PoolMembership:
             nodes = dict(registered.get(pool, _NONE))
             for node_id in delta.left.get(pool, ()):
                 nodes.pop(node_id, None)
-            nodes.update((node.id, node) for node in delta.joined.get(pool, _NOBODY))
+            nodes.update((node.id, node) for node in delta.joined.get(pool, _NO_NODES))
             registered[pool] = nodes
         return PoolMembership(self._configured, registered, self)
 
     def get_nodes(self, pool: str) -> tuple[Node, ...]:
         """The pool's nodes: those of the configuration first, then those that registered."""
-        return self._nodes.get(pool, _NOBODY)
+        return self._nodes.get(pool, _NO_NODES)
 
     def get_versions(self, pool: str) -> frozenset[str]:
         """The model versions that the pool's nodes serve; empty while it has no node."""
         found = self._versions.get(pool)
         if found is None:  # worked out when the first request cares for versions
-            found = self._versions[pool] = frozenset({node.version for node in self._nodes.get(pool, _NOBODY)})
+            found = self._versions[pool] = frozenset({node.version for node in self._nodes.get(pool, _NO_NODES)})
         return found
 
     def get_longest_context(self, pools: Iterable[str]) -> int | None:

@@ -131,7 +131,7 @@ class ExchangeHandler(PendingRequest, ABC):
         else:
             verdict = accepted if isinstance(accepted, Refusal) else await self._without_body(accepted)
         if isinstance(verdict, Refusal):
-            verdict = answers.build_refusal_response(verdict, head, self.trace_id, whose=make_refusal_metadata(self))
+            verdict = answers.build_refusal_response(verdict, head, self.trace_id, metadata=make_refusal_metadata(self))
         if answers.is_anthropic_path(head.path):
             verdict = _with_anthropic_limits(verdict, wall)
         refused = "" if type(verdict) is Send else str(verdict.metadata.get("refusal", ""))
@@ -240,11 +240,11 @@ class ExtProcHandler(ExchangeHandler):
         held, wall = self._held, self._context.clock.wall()
         if held is None:
             return PASS
-        asked = held.moved if DEGRADED in head.headers else held.translated
-        if asked is None or asked.dialect is None or head.status not in SUCCESS_STATUSES:
+        node_request = held.moved if DEGRADED in head.headers else held.translated
+        if node_request is None or node_request.dialect is None or head.status not in SUCCESS_STATUSES:
             return failures.translate_error(held.engine, head, self.head, self.trace_id, wall)
-        named = AnswerContext(asked.operation, self.request_id, int(wall), asked.model, asked.fields)
-        return Translation(asked.dialect, named, asked.stream, self.head, self.trace_id).choose_treatment(head)
+        named = AnswerContext(node_request.operation, self.request_id, int(wall), node_request.model, node_request.fields)
+        return Translation(node_request.dialect, named, node_request.stream, self.head, self.trace_id).choose_treatment(head)
 
     def on_response_failure(self, error: Exception) -> Replacement:
         """Nobody gets a node's own words for a fault of ours."""

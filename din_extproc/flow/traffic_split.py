@@ -95,9 +95,11 @@ class TrafficSplit:
     def update_pools(self, pools: Mapping[str, tuple[Node, ...]]) -> None:
         """Work out how these pools stand, by name with all their nodes, after something about them has changed."""
         for name, nodes in pools.items():
-            asked = self._pool_request_numbers.setdefault(name, 0)
+            request_number = self._pool_request_numbers.setdefault(name, 0)
             breaker = self._pools.get(name)
-            gate = PoolThrottle(*self._summarize_nodes(nodes, asked), None if breaker is None else FractionalSampler(breaker, asked))
+            gate = PoolThrottle(
+                *self._summarize_nodes(nodes, request_number), None if breaker is None else FractionalSampler(breaker, request_number)
+            )
             if gate == _NOTHING:
                 self._throttles.pop(name, None)
             else:
@@ -174,7 +176,7 @@ class TrafficSplit:
         breaker = self._partial.get(node_id)
         return 0 if breaker is None else 1 if breaker.state is BreakerState.RAMPING else 2
 
-    def _summarize_nodes(self, nodes: tuple[Node, ...], asked: int) -> tuple[float | None, FractionalSampler | None]:
+    def _summarize_nodes(self, nodes: tuple[Node, ...], request_number: int) -> tuple[float | None, FractionalSampler | None]:
         """Until when all of them are left out, or the trial that all of them are on at most."""
         found = []
         for node in nodes:
@@ -184,7 +186,7 @@ class TrafficSplit:
             found.append(breaker)
         trial = next((each for each in found if each.state is BreakerState.HALF_OPEN), None)
         if trial is not None:
-            return None, FractionalSampler(trial, asked)
+            return None, FractionalSampler(trial, request_number)
         return min((each.until or 0.0 for each in found), default=None), None
 
 

@@ -26,7 +26,7 @@ class Translation(Struct, frozen=True):
     """How the answer to one request becomes one of the client's API."""
 
     dialect: Dialect
-    asked: AnswerContext
+    context: AnswerContext
     stream: bool
     head: RequestHead
     """The request's, for what an error names."""
@@ -35,12 +35,12 @@ class Translation(Struct, frozen=True):
     def choose_treatment(self, head: ResponseHead) -> Treatment:
         """What is done with a good answer that begins so."""
         if self.stream:
-            broken = _BROKEN_MESSAGE if self.asked.operation is Operation.MESSAGES else _BROKEN
-            return StreamTranslation(self.dialect.create_translator(self.asked), _STREAM, broken)
+            broken = _BROKEN_MESSAGE if self.context.operation is Operation.MESSAGES else _BROKEN
+            return StreamTranslation(self.dialect.create_translator(self.context), _STREAM, broken)
         return BufferedTranslation(lambda body: self._translate_whole(head, body))
 
     def _translate_whole(self, head: ResponseHead, body: bytes) -> Replacement:
-        made = self.dialect.translate_answer(self.asked, head, body)
+        made = self.dialect.translate_answer(self.context, head, body)
         return build_unreadable_response(self.head, self.trace_id) if made is None else Replacement(HTTPStatus.OK, _JSON, made)
 
 

@@ -163,8 +163,8 @@ def _parse_form(
         return model
     seconds = estimate_seconds(body, form.file) if spec.metering is Metering.SECONDS else 0
     texts = [_encode(found.value(body, key).decode(errors="replace")) for key in spec.prompt if key in found.spans]
-    asked = Prompt(b",".join(texts), messages=len(texts), token_ids=seconds * AUDIO_TOKENS, inputs=max(1, -(-seconds // _AUDIO_WINDOW_S)))
-    size = estimate_tokens(asked, calibrators(model))
+    prompt = Prompt(b",".join(texts), messages=len(texts), token_ids=seconds * AUDIO_TOKENS, inputs=max(1, -(-seconds // _AUDIO_WINDOW_S)))
+    size = estimate_tokens(prompt, calibrators(model))
     intent = _build_intent(
         headers=headers,
         operation=operation,
@@ -176,7 +176,7 @@ def _parse_form(
         truncates=spec.metering in (Metering.SECONDS, Metering.REQUEST),
         audio_seconds=seconds,
     )
-    return ParsedRequest(intent, body, decoded, found, asked)
+    return ParsedRequest(intent, body, decoded, found, prompt)
 
 
 def _parse_json(
@@ -202,13 +202,13 @@ def _parse_json(
     wants_usage = _wants_usage(found.value(readable, "stream_options"))
     if isinstance(wants_usage, Refusal):
         return wants_usage
-    asked = extract_prompt(operation, readable, found)
-    if outlines.is_too_deep(readable, asked.strings):
+    prompt = extract_prompt(operation, readable, found)
+    if outlines.is_too_deep(readable, prompt.strings):
         return TOO_DEEP
     limit = _truncation(operation, body, found)
     if limit > 0:
-        asked = replace(asked, limit=limit)
-    output = _read_output(spec, readable, found, asked.inputs)
+        prompt = replace(prompt, limit=limit)
+    output = _read_output(spec, readable, found, prompt.inputs)
     if isinstance(output, Refusal):
         return output
     intent = _build_intent(
@@ -216,21 +216,21 @@ def _parse_json(
         operation=operation,
         model=model,
         options=options,
-        size=estimate_tokens(asked, calibrators(model)),
+        size=estimate_tokens(prompt, calibrators(model)),
         output=output,
         stream=found.value(body, "stream") == b"true",
         wants_usage=wants_usage,
         truncates=limit < 0 or spec.metering is Metering.REQUEST,
         images=min(_MAX_ANSWERS, _read_count(found.value(body, "n")) or 1) if spec.metering is Metering.IMAGES else 0,
     )
-    return ParsedRequest(intent, body, decoded, found, asked)
+    return ParsedRequest(intent, body, decoded, found, prompt)
 
 
 def _truncation(operation: Operation, body: bytes, found: Outline) -> int:
     """Return the number of tokens to which the engine is asked to cut each input; -1: to what its context holds; 0: it is not asked."""
     if "truncate_prompt_tokens" in found.spans:
-        asked = found.value(body, "truncate_prompt_tokens")
-        return -1 if asked == b"-1" else _read_count(asked) or 0
+        value = found.value(body, "truncate_prompt_tokens")
+        return -1 if value == b"-1" else _read_count(value) or 0
     return -1 if operation is Operation.RESPONSES and found.value(body, "truncation") == b'"auto"' else 0
 
 

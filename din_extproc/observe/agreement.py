@@ -48,7 +48,7 @@ def compare_answers(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bo
     `sampled`: the answers are drawn with a seed, so that rounding may swap any two of a token's candidates, not only the likeliest.
     """
     pairs = zip(one.tokens, other.tokens, strict=False)
-    at = next((at for at, (mine, yours) in enumerate(pairs) if mine != yours), min(len(one.tokens), len(other.tokens)))
+    at = next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one.tokens), len(other.tokens)))
     if at == max(len(one.tokens), len(other.tokens)):
         return Agreement.AGREE, at
     if at == min(len(one.tokens), len(other.tokens)):

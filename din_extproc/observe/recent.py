@@ -157,7 +157,7 @@ class Recent:
         if what:
             code = record.refusal or record.error or (str(record.status) if record.status else "")
             at = round(record.started_at + (record.duration_ms or 0) / 1000, 3)
-            asked = record.alias or record.model
+            model = record.alias or record.model
             self.events.append(
                 RecentEvent(
                     at=at,
@@ -165,7 +165,7 @@ class Recent:
                     code=code,
                     trace_id=record.trace_id,
                     tenant=record.tenant,
-                    model=asked,
+                    model=model,
                     rule=record.rule,
                     node=record.node_id,
                 )

@@ -35,9 +35,9 @@ Reach = dict[str, str]
 
 def resolve_aliases(aliases: Sequence[Alias], models: Sequence[str]) -> tuple[dict[str, Reach], list[Flaw]]:
     """Return every alias's physical models, and all flaws. A flawed alias resolves to nothing."""
-    walk = _AliasResolver({alias.name: alias for alias in aliases}, models)
-    reaches = {alias.name: walk.resolve(alias, ()) for alias in aliases}
-    return reaches, walk.flaws
+    resolver = _AliasResolver({alias.name: alias for alias in aliases}, models)
+    reaches = {alias.name: resolver.resolve(alias, ()) for alias in aliases}
+    return reaches, resolver.flaws
 
 
 class _AliasResolver:

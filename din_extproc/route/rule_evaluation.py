@@ -79,9 +79,9 @@ def _describe_expression(source: str, facts: Facts) -> str:
     return f"fails ({failed}): {source}" if failed else f"not true: {source}"
 
 
-def _describe_length(asked: TokenRange | None, tokens: int) -> str:
-    if asked is None:
+def _describe_length(wanted: TokenRange | None, tokens: int) -> str:
+    if wanted is None:
         return ""
-    bounds = [f"at least {asked.min_tokens}"] if asked.min_tokens else []
-    bounds += [] if asked.max_tokens is None else [f"at most {asked.max_tokens}"]
+    bounds = [f"at least {wanted.min_tokens}"] if wanted.min_tokens else []
+    bounds += [] if wanted.max_tokens is None else [f"at most {wanted.max_tokens}"]
     return f"the prompt has about {tokens} tokens, not {' and '.join(bounds)}"

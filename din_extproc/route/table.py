@@ -134,24 +134,24 @@ class RouteTable:
         resolved = self._resolve(intent, tenant)
         if isinstance(resolved, Refusal):
             return resolved
-        target, allowed, asked = resolved
+        target, allowed, constraint = resolved
         facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
         operation = intent.operation
         for rule in target.rules:
             pool = rule.pool
             served = pool.model in allowed and (pool.operations is None or operation in pool.operations)
             if served and _may_go(tenant, pool) and rule.matches(facts):
-                versions = _combined_constraint(target, pool.model, asked)
-                if asked is ANY or _has_version(versions_of(pool.name), versions):
+                versions = _combined_constraint(target, pool.model, constraint)
+                if constraint is ANY or _has_version(versions_of(pool.name), versions):
                     fallback = _usable_fallback(
                         fallback=rule.fallback if _may_go(tenant, rule.fallback) else None,
                         operation=operation,
                         target=target,
                         allowed=allowed,
-                        asked=asked,
+                        constraint=constraint,
                         versions_of=versions_of,
                     )
-                    fallback_versions = ANY if fallback is None else _combined_constraint(target, fallback.model, asked)
+                    fallback_versions = ANY if fallback is None else _combined_constraint(target, fallback.model, constraint)
                     return Routed(
                         rule=rule.id,
                         name=target.name,
@@ -162,7 +162,7 @@ class RouteTable:
                         fallback_versions=fallback_versions,
                         overflow=rule.overflow,
                     )
-        return _refuse_unserved(target, intent, tenant, allowed=allowed, asked=asked, versions_of=versions_of)
+        return _refuse_unserved(target, intent, tenant, allowed=allowed, constraint=constraint, versions_of=versions_of)
 
     def evaluate_rules(
         self, intent: Intent, tenant: Tenant, head: RequestHead, hour_utc: int, versions_of: VersionsOf
@@ -171,11 +171,13 @@ class RouteTable:
         resolved = self._resolve(intent, tenant)
         if isinstance(resolved, Refusal):
             return ()
-        target, allowed, asked = resolved
+        target, allowed, constraint = resolved
         facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
         evaluations = []
         for rule in (*self._rules, *(rule for rule in target.rules if not rule.id)):
-            why = tuple(_find_objections(rule=rule, target=target, allowed=allowed, asked=asked, facts=facts, versions_of=versions_of))
+            why = tuple(
+                _find_objections(rule=rule, target=target, allowed=allowed, constraint=constraint, facts=facts, versions_of=versions_of)
+            )
             evaluations.append(RuleEvaluation(rule.id, rule.pool.name, not why, why))
             if not why:
                 break
@@ -217,8 +219,8 @@ class RouteTable:
             return Refusal(RefusalCode.MODEL_NOT_ALLOWED, f"The key may not use the model {_quote(target.name)}.", param="model")
         if not suffix and not intent.version:
             return target, allowed, ANY
-        asked = _client_constraint(suffix, intent.version)
-        return asked if isinstance(asked, Refusal) else (target, allowed, asked)
+        constraint = _client_constraint(suffix, intent.version)
+        return constraint if isinstance(constraint, Refusal) else (target, allowed, constraint)
 
     def _allowed_models(self, tenant: Tenant) -> frozenset[str]:
         """Return the physical models that the tenant may use under any name, and its token too."""
@@ -249,7 +251,7 @@ class RouteTable:
 
 
 def _find_objections(
-    rule: CompiledRule, target: RouteTarget, allowed: frozenset[str], asked: Constraint, facts: Facts, versions_of: VersionsOf
+    rule: CompiledRule, target: RouteTarget, allowed: frozenset[str], constraint: Constraint, facts: Facts, versions_of: VersionsOf
 ) -> Iterator[str]:
     """Yield the reasons against a rule in the order in which `route` checks them."""
     pool = rule.pool
@@ -263,35 +265,40 @@ def _find_objections(
     if not pool.serves(facts.intent.operation):
         yield f"its pool does not serve {facts.intent.operation.value}"
     yield from describe_unmet(rule.condition, facts)
-    versions = _combined_constraint(target, pool.model, asked)
-    if asked is not ANY and not _has_version(versions_of(pool.name), versions):
+    versions = _combined_constraint(target, pool.model, constraint)
+    if constraint is not ANY and not _has_version(versions_of(pool.name), versions):
         yield f"no node of its pool serves a version that meets {versions.text}"
 
 
 def _usable_fallback(
-    fallback: Pool | None, operation: Operation, target: RouteTarget, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf
+    fallback: Pool | None,
+    operation: Operation,
+    target: RouteTarget,
+    allowed: frozenset[str],
+    constraint: Constraint,
+    versions_of: VersionsOf,
 ) -> Pool | None:
     """Return the fallback, or None if the tenant, the operation or the client's version constraint excludes it."""
     if fallback is None or fallback.model not in allowed:
         return None
     if not fallback.serves(operation):
         return None
-    if asked is ANY:
+    if constraint is ANY:
         return fallback
     served = fallback.model in target.models and _has_version(
-        versions_of(fallback.name), _combined_constraint(target, fallback.model, asked)
+        versions_of(fallback.name), _combined_constraint(target, fallback.model, constraint)
     )
     return fallback if served else None
 
 
-def _combined_constraint(target: RouteTarget, model: str, asked: Constraint) -> Constraint:
+def _combined_constraint(target: RouteTarget, model: str, constraint: Constraint) -> Constraint:
     """Return the combined version constraint of alias and client; a model outside the target has none of the alias."""
     own = target.models.get(model, ANY)
-    if asked is ANY:
+    if constraint is ANY:
         return own
     if own is ANY:
-        return asked
-    return combine(own.text, asked.text) or asked
+        return constraint
+    return combine(own.text, constraint.text) or constraint
 
 
 def _has_version(offered: frozenset[str], versions: Constraint) -> bool:
@@ -321,7 +328,7 @@ def _may_go(tenant: Tenant, pool: Pool | None) -> bool:
 
 
 def _refuse_unserved(
-    target: RouteTarget, intent: Intent, tenant: Tenant, *, allowed: frozenset[str], asked: Constraint, versions_of: VersionsOf
+    target: RouteTarget, intent: Intent, tenant: Tenant, *, allowed: frozenset[str], constraint: Constraint, versions_of: VersionsOf
 ) -> Refusal:
     pools = [rule.pool for rule in target.rules if not rule.id and rule.pool.model in allowed and _may_go(tenant, rule.pool)]
     if not pools:
@@ -333,7 +340,7 @@ def _refuse_unserved(
             RefusalCode.INVALID_REQUEST, f"The model {_quote(target.name)} does not serve {intent.operation.value}.", param="model"
         )
     offered = ", ".join(sorted({version for pool in serving for version in versions_of(pool.name)}))
-    message = f"No node serves a version of {_quote(target.name)} that meets {asked.text!r}; in service: {offered}."
+    message = f"No node serves a version of {_quote(target.name)} that meets {constraint.text!r}; in service: {offered}."
     return Refusal(RefusalCode.VERSION_MISMATCH, message, param="x-din-model-version" if intent.version else "model")
 
 

@@ -37,22 +37,22 @@ class LatencyEwma:
         self._typical = Typical(nodes, load)
         self._decay = log(2) / options.half_life_s
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...]:
         """Return the nodes with the shortest predicted wait, best first: at most `count`, all different."""
         nodes, loads = self._nodes, self._loads
         self._typical.update()
         ranks = []
-        for place, index in enumerate(sample(len(nodes), SAMPLE_SIZE, ask.chance)):
+        for place, index in enumerate(sample(len(nodes), SAMPLE_SIZE, request.chance)):
             load = loads[index]
             requests = load.requests_in_use
-            ranks.append((load.is_full(nodes[index]), self._get_p99_ms(index, ask.now) * (requests + 1), place, index))
+            ranks.append((load.is_full(nodes[index]), self._get_p99_ms(index, request.now) * (requests + 1), place, index))
         ranks.sort()
         return tuple([nodes[rank[3]] for rank in ranks[:count]])
 
-    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
+    def score(self, node: Node, request: PlacementRequest) -> tuple[float, str]:
         """Return milliseconds times requests, with an explanation."""
         self._typical.update()
-        p99_ms = self._get_p99_ms(self._nodes.index(node), ask.now)
+        p99_ms = self._get_p99_ms(self._nodes.index(node), request.now)
         requests = self._load.node_load(node.id).requests_in_use + 1
         return p99_ms * requests, f"P99 {p99_ms:.0f} ms, {requests} in line"
 

@@ -48,12 +48,12 @@ class TailGate:
         slots = max(1, int(node.max_concurrency * self._tail.share))
         return Budget(f"{LONG_TAIL}:{self._pool}:{node.id}", RateLimits(max_streams=slots), shared=True)
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """Return the fastest nodes that, as far as this worker knows, have a slot for a long request."""
         ranks = [
             rank
-            for rank in self._predicted.rank_sample(ask)
-            if self._loads[rank[3]].long_requests < self._slots[rank[3]] and self._nodes[rank[3]].id not in ask.full
+            for rank in self._predicted.rank_sample(request)
+            if self._loads[rank[3]].long_requests < self._slots[rank[3]] and self._nodes[rank[3]].id not in request.full
         ]
         if not ranks:
             return Refusal(

@@ -20,17 +20,17 @@ from din_extproc.schedule.placement_request import PlacementRequest
 class Strategy(Protocol):
     """Ranks one non-empty set of nodes. A new instance is made whenever the set changes."""
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...]:
         """Return the best nodes first: at most `count`, all different. Nodes at their concurrency limit come last."""
 
-    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
+    def score(self, node: Node, request: PlacementRequest) -> tuple[float, str]:
         """Return a node's score, lower is better, with an explanation for people. May look at all nodes."""
 
 
 class Picker(Protocol):
     """A strategy or a filter in front of one."""
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...] | Refusal:
         """Return the best nodes first, or a refusal if none may take the request."""
 
 

@@ -45,25 +45,25 @@ class PrefixAffinity:
         self._points = [point for point, _ in ring]
         self._owners = [owner for _, owner in ring]
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...]:
         """Return the prefix's nodes, then the fastest ones: at most `count`, all different."""
-        ranks = self._predicted.rank_sample(ask)
-        if not ask.prefix:
+        ranks = self._predicted.rank_sample(request)
+        if not request.prefix:
             return tuple([self._nodes[rank[3]] for rank in ranks[:count]])
         full, fastest, _, _ = ranks[0]
         limit = fastest * self._headroom
         candidates = []
-        for index in self._find_candidates(ask.prefix):
-            rank = self._predicted.rank_node(index, 0, ask)
+        for index in self._find_candidates(request.prefix):
+            rank = self._predicted.rank_node(index, 0, request)
             if rank[0] <= full and rank[1] <= limit:
                 candidates.append(index)
         order = dict.fromkeys([*candidates, *[rank[3] for rank in ranks]])
         return tuple([self._nodes[index] for index in order][:count])
 
-    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:
+    def score(self, node: Node, request: PlacementRequest) -> tuple[float, str]:
         """Return the predicted seconds, with an explanation that includes the prefix's candidates."""
-        seconds, why = self._predicted.score(node, ask)
-        candidates = self._find_candidates(ask.prefix) if ask.prefix else []
+        seconds, why = self._predicted.score(node, request)
+        candidates = self._find_candidates(request.prefix) if request.prefix else []
         index = self._nodes.index(node)
         return seconds, f"{why}; choice {candidates.index(index) + 1} of the prefix" if index in candidates else why
 

@@ -27,7 +27,7 @@ class RoundRobin:
         self._loads = tuple(load.node_load(node.id) for node in nodes)
         self._next = 0
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - independent of the request
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - independent of the request
         """Return the next node, then those after it: at most `count`, all different."""
         nodes, loads = self._nodes, self._loads
         total = len(nodes)
@@ -43,7 +43,7 @@ class RoundRobin:
         self._next = (chosen[0] + 1) % total
         return tuple([nodes[index] for index in chosen[:count]])
 
-    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - independent of the request
+    def score(self, node: Node, request: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - independent of the request
         """Return the node's distance from the next turn."""
         turns = (self._nodes.index(node) - self._next) % len(self._nodes)
         return turns, f"{turns} turns away"

@@ -35,7 +35,7 @@ class TokenAvailable:
         self._read = 0
         self._rank_all()
 
-    def pick(self, count: int, ask: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - independent of the request
+    def pick(self, count: int, request: PlacementRequest) -> tuple[Node, ...]:  # noqa: ARG002 - independent of the request
         """Return the nodes with the most room, best first: at most `count`, all different."""
         self._apply_load_drops()
         chosen: list[_Rank] = []
@@ -57,7 +57,7 @@ class TokenAvailable:
                 heappush(self._heap, rank)
         return tuple(nodes)
 
-    def score(self, node: Node, ask: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - independent of the request
+    def score(self, node: Node, request: PlacementRequest) -> tuple[float, str]:  # noqa: ARG002 - independent of the request
         """Return the negative margin with an explanation."""
         margin = node.max_seq_len - self._load.node_load(node.id).tokens_in_use
         return -margin, f"{margin} tokens left"

@@ -217,8 +217,8 @@ def _report_identities(shaped: ShapedConfig, document: Document) -> None:
             document.report(place, f"no tenant is called {rule.tenant!r}", did_you_mean(rule.tenant, known))
     gateway = config.identity.gateway
     direct = bool(config.identity.certificates) and not (gateway is not None and gateway.client_certificate)
-    asked = config.envoy.tls is not None and config.envoy.tls.client_ca is not None
-    if (direct or (gateway is not None and gateway.certificates)) and not asked and config.gateway.reached_at is None:
+    has_client_ca = config.envoy.tls is not None and config.envoy.tls.client_ca is not None
+    if (direct or (gateway is not None and gateway.certificates)) and not has_client_ca and config.gateway.reached_at is None:
         message = "Envoy asks no client for a certificate, so it can verify none"
         document.report(("identity",), message, "give `envoy.tls` with a `client_ca`", warning=True)
 
@@ -307,9 +307,9 @@ def _report_waits(shaped: ShapedConfig, document: Document) -> None:
     """Envoy gives up an answer of the sidecar after `message_ms`: no request may wait that long."""
     config = shaped.config
     longest = config.envoy.timeouts.message_ms - _DECISION_MS
-    asked: list[tuple[int, Place]] = [(config.defaults.queue.max_wait_ms, ("defaults", "queue", "max_wait_ms"))]
-    asked += [(policy.queue.max_wait_ms, (*place, "queue", "max_wait_ms")) for place, policy in _policies(shaped)]
-    for max_wait_ms, place in asked:
+    waits: list[tuple[int, Place]] = [(config.defaults.queue.max_wait_ms, ("defaults", "queue", "max_wait_ms"))]
+    waits += [(policy.queue.max_wait_ms, (*place, "queue", "max_wait_ms")) for place, policy in _policies(shaped)]
+    for max_wait_ms, place in waits:
         if max_wait_ms > max(0, longest):
             hint = f"at most {max(0, longest)}, or a longer `envoy.timeouts.message_ms`"
             document.report(place, f"Envoy gives up after {config.envoy.timeouts.message_ms} ms, a second before at the latest", hint)

@@ -120,7 +120,19 @@ _NOTHING_MORE = _NothingMore()
 class Exchange:
     """One exchange. `receive` takes Envoy's messages, `verdict` the decision that a `Decide` asked for."""
 
-    __slots__ = ("_after", "_answer", "_asked", "_broken", "_ends_at_head", "_given", "_head", "_rewrite", "_send", "_translator", "state")
+    __slots__ = (
+        "_after",
+        "_answer",
+        "_broken",
+        "_ends_at_head",
+        "_given",
+        "_head",
+        "_rewrite",
+        "_send",
+        "_translator",
+        "_wants_response_head",
+        "state",
+    )
 
     def __init__(self) -> None:
         self.state = State.OPEN
@@ -132,7 +144,7 @@ class Exchange:
         """What is said to the answer's head."""
         self._given: Headers = ()
         """The same as headers."""
-        self._asked = False
+        self._wants_response_head = False
         """Whether a treatment is wanted of every answer."""
         self._ends_at_head = False
         self._rewrite: Callable[[bytes], Replacement | None] | None = None
@@ -169,7 +181,7 @@ class Exchange:
         if verdict.response_headers:
             self._given = verdict.response_headers
             self._answer = Reply(encode.response_headers(verdict.response_headers))
-        self._asked = verdict.needs_response_head
+        self._wants_response_head = verdict.needs_response_head
         self.state = State.SENT
         return (message, *self._after)
 
@@ -271,7 +283,7 @@ class Exchange:
 
     def _on_node_answer(self, event: ResponseHeaders) -> Command:
         """A node's answer after `Send`; or Envoy's, when it reached none."""
-        if event.status in SUCCESS_STATUSES and not self._asked:
+        if event.status in SUCCESS_STATUSES and not self._wants_response_head:
             self.state = State.ANSWERING
             return self._answer
         self._ends_at_head = event.end_of_stream

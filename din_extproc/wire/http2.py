@@ -394,6 +394,6 @@ class H2Connection(Generic[H, S]):
             self._receiver.cut(stream)
 
 
-def _require(fine: bool, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:  # noqa: FBT001 - an assertion that speaks to the peer
-    if not fine:
+def _require(condition: bool, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:  # noqa: FBT001 - an assertion that speaks to the peer
+    if not condition:
         raise GoAwayError(code, reason)

@@ -115,17 +115,17 @@ class NodeRegistryService:
 class _RegistryCall:
     """One question, one answer."""
 
-    __slots__ = ("_asked", "_call", "_handle", "_kind", "_start")
+    __slots__ = ("_call", "_handle", "_kind", "_received", "_start")
 
     def __init__(self, call: ServerCall, kind: type[Message], handle: Handle, start: Start) -> None:
         self._call = call
         self._kind = kind
         self._handle = handle
         self._start = start
-        self._asked = False
+        self._received = False
 
     def message(self, data: bytes) -> None:
-        self._asked = True
+        self._received = True
         try:
             request = self._kind.FromString(data)
         except DecodeError:
@@ -143,7 +143,7 @@ class _RegistryCall:
 
     def ended(self, *, cancelled: bool) -> None:
         """Nothing is held. A peer that closes its half without a question gets an answer all the same."""
-        if not cancelled and not self._asked:
+        if not cancelled and not self._received:
             self._call.fail(RegistryErrorCode.INVALID.grpc_status, f"no {self._kind.__name__} was sent")
 
 

@@ -26,7 +26,7 @@ class DiscoveryService:
         self.streams: dict[_XdsStream, None] = {}
         self._waiting: dict[_XdsStream, None] = {}
         """Streams that have not been told of the latest change."""
-        self._telling = False
+        self._publishing = False
         self._moved = asyncio.Event()
 
     def methods(self) -> Mapping[str, OpenCall]:
@@ -45,8 +45,8 @@ class DiscoveryService:
         """Serve this from now on."""
         self.snapshot = snapshot
         self._waiting = dict(self.streams)
-        if not self._telling:
-            self._telling = True
+        if not self._publishing:
+            self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish_next)
 
     async def wait_settled(self) -> None:
@@ -78,7 +78,7 @@ class DiscoveryService:
     def _publish_next(self) -> None:
         stream = next(iter(self._waiting), None)
         if stream is None:
-            self._telling = False
+            self._publishing = False
             self.on_progress()
             return
         del self._waiting[stream]

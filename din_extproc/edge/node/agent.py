@@ -77,9 +77,9 @@ class NodeAgent:
         self._lease: RegistrationLease | None = None
         self._sequence = 0
         self._memory: tuple[float, int | None] | None = None
-        self._looking, self._telling = asyncio.Lock(), asyncio.Lock()
+        self._looking, self._reporting = asyncio.Lock(), asyncio.Lock()
         self._complaint = ""
-        self._asked_to_drain = False
+        self._drain_requested = False
         self._refusals, self._again_at = 0, 0.0
 
     @property
@@ -129,7 +129,7 @@ class NodeAgent:
 
     async def report(self) -> None:
         """Register if necessary, then send a heartbeat."""
-        async with self._telling:
+        async with self._reporting:
             try:
                 if (self._lease is None or self._outdated) and not await self._register() and self._lease is None:
                     return
@@ -139,7 +139,7 @@ class NodeAgent:
 
     async def drain(self, reason: str, wait_s: float) -> None:
         """Drain the node, wait at most `wait_s` for requests in flight, and deregister."""
-        self._asked_to_drain, self.condition = False, self.condition.with_drain(reason)
+        self._drain_requested, self.condition = False, self.condition.with_drain(reason)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await self.report()
@@ -149,7 +149,7 @@ class NodeAgent:
             await self.refresh(_POLL_S)
         if self.in_flight:
             _log.warning("%d requests have not ended after %g s", self.in_flight, wait_s)
-        async with self._telling:
+        async with self._reporting:
             await self._leave("deregister", reason)
             self._lease = None
 
@@ -220,16 +220,16 @@ class NodeAgent:
             return
         self._complaint = ""
         if reply.drain and self.condition.state is not NodeState.DRAINING:
-            self._asked_to_drain, self.condition = True, self.condition.with_drain("the registry asked for it")
-        elif self._asked_to_drain and not reply.drain:
-            self._asked_to_drain, self.condition = False, self.condition.with_undrain()
+            self._drain_requested, self.condition = True, self.condition.with_drain("the registry asked for it")
+        elif self._drain_requested and not reply.drain:
+            self._drain_requested, self.condition = False, self.condition.with_undrain()
 
     async def _leave(self, how: str, reason: str) -> None:
         if self._lease is None:
             return
-        speak = self._client.drain if how == "drain" else self._client.deregister
+        leave = self._client.drain if how == "drain" else self._client.deregister
         try:
-            reply = await speak(self.registration.node.id, self._lease.lease, reason)
+            reply = await leave(self.registration.node.id, self._lease.lease, reason)
         except RegistryUnreachable as error:
             _log.warning("can't %s: %s", how, error)
             return

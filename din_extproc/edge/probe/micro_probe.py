@@ -55,9 +55,9 @@ class ProbeTarget(Struct, frozen=True):
         native = find_engine(pool.engine).native if pool.api == "native" else None
         if native is not None and operation in native.operations:
             wanted = PlainRequest(operation=operation, fields=body, model=pool.served_model, stream=kind in _STREAMED, drop=True)
-            asked = native.build_request(wanted)
-            if isinstance(asked, DialectRequest):
-                return cls(node.id, f"http://{node.endpoint}{asked.path}", kind, asked.body, native=True)
+            translated = native.build_request(wanted)
+            if isinstance(translated, DialectRequest):
+                return cls(node.id, f"http://{node.endpoint}{translated.path}", kind, translated.body, native=True)
         return cls(node.id, f"http://{node.endpoint}{operation.value}", kind, msgspec.json.encode(body))
 
 

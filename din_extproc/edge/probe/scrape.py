@@ -47,7 +47,7 @@ class Scraper:
     def __init__(self, on_load: Callable[[dict[str, HeartbeatReading]], None]) -> None:
         self._every_s = 0.0
         self._on_load = on_load
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[ScrapeTarget, asyncio.Task[None]] = {}
         self.latest: dict[str, HeartbeatReading] = {}
@@ -86,7 +86,7 @@ class Scraper:
         sequence, pause = 0, self._every_s
         await asyncio.sleep(self._every_s * random.random())  # noqa: S311 - so that nodes are not asked in step
         while True:
-            async with self._turns:
+            async with self._slots:
                 look = await probe.read()
             if look.problem or look.load == _NOTHING:
                 pause = min(2 * pause, max(_LONGEST_PAUSE_S, self._every_s))

@@ -20,7 +20,7 @@ from din_extproc.edge.redis.link import Link, LinkState, Locate
 _log = logging.getLogger(__name__)
 
 _REFRESH_S: Final = 1.0
-_ASK_S: Final = 1.0
+_QUERY_TIMEOUT_S: Final = 1.0
 _OTHER_MASTER: Final = ("MOVED", "ASK")
 
 
@@ -124,7 +124,7 @@ class ClusterLinks:
         """Update the slot map from the first reachable member."""
         for seed in (*self._seeds, *(self._seeds[0].with_host(*place) for place in self._links)):
             try:
-                async with asyncio.timeout(_ASK_S):
+                async with asyncio.timeout(_QUERY_TIMEOUT_S):
                     owners = await _owners(seed)
             except (RedisError, RedisClusterException, OSError) as error:
                 self._reason = f"no member of the cluster says who owns what: {str(error) or type(error).__name__}"
@@ -168,8 +168,8 @@ async def _owners(seed: Address) -> dict[int, tuple[str, int]]:
         port=seed.port,
         username=seed.username or None,
         password=seed.password or None,
-        socket_timeout=_ASK_S,
-        socket_connect_timeout=_ASK_S,
+        socket_timeout=_QUERY_TIMEOUT_S,
+        socket_connect_timeout=_QUERY_TIMEOUT_S,
     )
     try:
         await cluster.initialize()

@@ -44,8 +44,8 @@ class LiveCounters:
         """Return the usage of budgets, each given with its tenant."""
         seconds, micros = await self._runner.call("TIME")
         now_ms = int(seconds) * 1000 + int(micros) // 1000
-        asked = [(budget, *self._read_budget(tenant, budget, now_ms)) for tenant, budget in budgets]
-        return [_make_usage(budget, await counted, await held, now_ms) for budget, counted, held in asked]
+        readings = [(budget, *self._read_budget(tenant, budget, now_ms)) for tenant, budget in budgets]
+        return [_make_usage(budget, await counted, await held, now_ms) for budget, counted, held in readings]
 
     def _read_budget(self, tenant: str, budget: Budget, now_ms: int) -> tuple[asyncio.Future[bytes | None], asyncio.Future[int]]:
         prefix, scope = self._names.shared if budget.shared else self._names.of(tenant), budget.scope.encode()

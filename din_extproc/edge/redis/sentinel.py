@@ -15,8 +15,8 @@ from din_extproc.admit.ledger import LimitsUnavailable
 from din_extproc.edge.redis.address import Address
 from din_extproc.edge.redis.link import Locate
 
-_ASK_S = 0.3
-_OPTIONS = {"socket_timeout": _ASK_S, "socket_connect_timeout": _ASK_S, "retry": Retry(NoBackoff(), 0)}
+_QUERY_TIMEOUT_S = 0.3
+_OPTIONS = {"socket_timeout": _QUERY_TIMEOUT_S, "socket_connect_timeout": _QUERY_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
 _SENTINEL_PORT = 26379
 
 
@@ -36,13 +36,13 @@ def make_master_locator(url: str) -> Locate:
     greeting = Address(host="", port=0, db=int(db or 0), username=unquote(username), password=unquote(password))
 
     async def locate() -> Address:
-        asked = Sentinel(sentinels, sentinel_kwargs=_OPTIONS)  # type: ignore[no-untyped-call]
+        sentinel = Sentinel(sentinels, sentinel_kwargs=_OPTIONS)  # type: ignore[no-untyped-call]
         try:
-            host, port = await asked.discover_master(service)
+            host, port = await sentinel.discover_master(service)
         except (RedisError, OSError) as error:
             raise LimitsUnavailable(f"no master of {service}: {error}") from error
         finally:
-            for client in asked.sentinels:
+            for client in sentinel.sentinels:
                 with contextlib.suppress(RedisError, OSError):
                     await client.aclose()
         return greeting.with_host(host, port)

@@ -86,20 +86,20 @@ class ChannelSubscription:
             OSError: The connection is closed or silent.
         """
         parser = hiredis.Reader()
-        asked = False
+        pinged = False
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_S):
                     data = await reader.read(_CHUNK)
             except TimeoutError as error:
-                if asked:
+                if pinged:
                     raise TimeoutError(f"no answer for {2 * _SILENCE_S:g} s") from error
-                asked = True
+                pinged = True
                 writer.write(pack(("PING",)))
                 continue
             if not data:
                 raise ConnectionResetError("Redis closed the connection")
-            asked = False
+            pinged = False
             parser.feed(data)
             while (reply := parser.gets()) is not False:
                 self._on_reply(reply)

@@ -49,7 +49,7 @@ _DENIALS = {
     DenialReason.UNKNOWN: RegistryErrorCode.UNKNOWN,
     DenialReason.OUTDATED: RegistryErrorCode.OUTDATED,
 }
-_NOBODY = RegistryError(RegistryErrorCode.UNAUTHENTICATED, "send the node's token: `authorization: Bearer din_<node id>_<secret>`")
+_UNAUTHENTICATED = RegistryError(RegistryErrorCode.UNAUTHENTICATED, "send the node's token: `authorization: Bearer din_<node id>_<secret>`")
 
 
 def to_registry_error(denied: RegistryDenial) -> RegistryError:
@@ -115,7 +115,7 @@ class RegistryAuth:
         """
         owner = self.tokens.find_owner(authorization)
         if owner is None:
-            return _NOBODY
+            return _UNAUTHENTICATED
         if self._bound and owner not in names:
             listed = ", ".join(sorted(names)) or "none"
             return RegistryError(

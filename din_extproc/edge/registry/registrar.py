@@ -249,14 +249,14 @@ class Registrar:
     async def _write_row(self, node_id: str, step: Step, *, lives: bool = False) -> NodeRecord | RegistryDenial:
         """Replace the node's row with compare-and-set and retries."""
         lasts_ms = round(self.dead_after_s * 1000) if lives else 0
-        asked = False
+        reread = False
         for _ in range(_ATTEMPTS):
             alive = self.table.is_alive(node_id)
             row = step(self.table.rows.get(node_id), alive)
             if isinstance(row, RegistryDenial):
-                if asked or row.kind not in {DenialReason.UNKNOWN, DenialReason.OUTDATED}:
+                if reread or row.kind not in {DenialReason.UNKNOWN, DenialReason.OUTDATED}:
                     return row
-                asked = True  # another replica may have a newer row
+                reread = True  # another replica may have a newer row
                 await self.sync()
                 continue
             try:

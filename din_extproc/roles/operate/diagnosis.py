@@ -110,16 +110,16 @@ def _sockets(dump: Mapping[str, Any], settings: Settings, again: str) -> Iterato
     if ours is None:
         return
     addresses = [each for each in _all(ours, "address") if isinstance(each, Mapping)]
-    asks = sorted(
+    connects = sorted(
         each["pipe"]["path"] if "pipe" in each else f"{each['socket_address']['address']}:{each['socket_address']['port_value']}"
         for each in addresses
     )
     listens = sorted(each.path if isinstance(each, UnixSocket) else f"{each.host}:{each.port}" for each in settings.worker_addresses)
-    if asks == listens:
+    if connects == listens:
         yield Diagnosis("workers' addresses", "ok", f"{len(listens)} as rendered")
     else:
         yield Diagnosis(
-            "workers' addresses", "fail", f"Envoy connects to {', '.join(asks)}; the sidecar listens on {', '.join(listens)}", again
+            "workers' addresses", "fail", f"Envoy connects to {', '.join(connects)}; the sidecar listens on {', '.join(listens)}", again
         )
 
 
@@ -144,7 +144,7 @@ def of_exchanges(stats: Mapping[str, int]) -> Iterator[Diagnosis]:
     for name, value in stats.items():
         if ".ext_proc." in name:
             counted[name.rpartition(".")[2]] += value
-    asked = counted["streams_started"]
+    started = counted["streams_started"]
     for name, change in (
         ("message_timeouts", "the sidecar answered too late: check its CPU and Redis, or raise envoy.timeouts.message_ms"),
         ("rejected_header_mutations", "Envoy rejects the sidecar's headers: render envoy.yaml with the version of the running sidecar"),
@@ -152,7 +152,7 @@ def of_exchanges(stats: Mapping[str, int]) -> Iterator[Diagnosis]:
         ("spurious_msgs_received", "Envoy and envoy.yaml expect other messages: render envoy.yaml with the version of the running sidecar"),
     ):
         if counted[name]:
-            yield Diagnosis(f"ext_proc {name}", "fail", f"{counted[name]} in {asked} exchanges", change)
+            yield Diagnosis(f"ext_proc {name}", "fail", f"{counted[name]} in {started} exchanges", change)
     workers = stats.get(f"cluster.{EXT_PROC_CLUSTER}.membership_healthy", 0)
     if not workers:
         change = "start the sidecar; if it runs, render envoy.yaml again (addresses) and check that Envoy's user may open its socket"
@@ -160,12 +160,12 @@ def of_exchanges(stats: Mapping[str, int]) -> Iterator[Diagnosis]:
     failed = counted["streams_failed"]  # Envoy's count includes streams that it could not open
     if failed:
         change = "workers were restarted or killed; if more than a few per cent fail, see the sidecar's log"
-        if failed >= asked:
+        if failed >= started:
             change = "render envoy.yaml again if workers have moved; if they were down, see the sidecar's log"
-        verdict: Literal["warn", "fail"] = "fail" if failed * 20 > asked + failed else "warn"
-        yield Diagnosis("ext_proc streams", verdict, f"{failed} failed, {asked} began", change)
+        verdict: Literal["warn", "fail"] = "fail" if failed * 20 > started + failed else "warn"
+        yield Diagnosis("ext_proc streams", verdict, f"{failed} failed, {started} began", change)
     else:
-        yield Diagnosis("ext_proc streams", "ok", f"{asked}, none failed")
+        yield Diagnosis("ext_proc streams", "ok", f"{started}, none failed")
     dropped = sum(value for name, value in stats.items() if name.endswith("logs_dropped"))
     if dropped:
         yield Diagnosis("access log", "fail", f"{dropped} entries lost", "their requests are not settled: give the sidecar more CPU")

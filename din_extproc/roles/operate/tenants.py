@@ -61,10 +61,10 @@ class TenantsPage:
         try:
             today = _sum_by_tenant(await self._usage.read_day(format_day(time.time()).isoformat()))
             chosen = sorted(chosen, key=lambda each: -_sum_tokens(today.get(each.id)))[:_MOST]
-            standings = await self._live.read_usage([(each.id, Budget("tenant", each.limits)) for each in chosen])
+            usages = await self._live.read_usage([(each.id, Budget("tenant", each.limits)) for each in chosen])
         except LimitsUnavailable:
-            today, standings = {}, []
-        known = dict(zip((each.id for each in chosen), standings, strict=False))
+            today, usages = {}, []
+        known = dict(zip((each.id for each in chosen), usages, strict=False))
         rows = [_make_row(each, known.get(each.id), today.get(each.id), waiting, settings.prices.currency) for each in chosen[:_MOST]]
         return {"network": settings.network, "stale": not known and bool(rows), "count": len(settings.tenants), "tenants": rows}
 

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _LOOK_S = 1.0
-_ASK_S = 5.0
+_ENVOY_POLL_S = 5.0
 _REMEMBERED_NODES = 50_000
 RECORDS_PER_ITERATION = 16
 """Log entries per iteration of the event loop: under a millisecond."""
@@ -103,7 +103,7 @@ class AccountingPlane:
         """Start the periodic tasks."""
         self._background.every(_RETRY_S, "retrying settlements", self._retry)
         self._background.every(_LOOK_S, "checking for mixed dtypes", self._check_dtypes)
-        self._background.every(_ASK_S, "reading Envoy's dropped log entries", self._envoy.count_new)
+        self._background.every(_ENVOY_POLL_S, "reading Envoy's dropped log entries", self._envoy.count_new)
 
     def reload(self, settings: Settings) -> None:
         """Use the nodes, prices and half-lives of this configuration."""

@@ -41,7 +41,7 @@ class ConfigReloader:
         self._wanted = ""
         """The fingerprint of the configuration that the accounting process uses."""
         self._following = asyncio.Lock()
-        self._asked_at = SystemClock.monotonic()
+        self._fetched_at = SystemClock.monotonic()
 
     def is_reader(self, authorization: str) -> bool:
         """Whether this `authorization` header may read the admin port, by the configuration in use."""
@@ -114,9 +114,9 @@ class ConfigReloader:
         """Whether a check of the catalogue was due and found another one."""
         url, refresh_s = self.settings.catalog_url, self.settings.catalog_refresh_s
         now = SystemClock.monotonic()
-        if url is None or refresh_s is None or now - self._asked_at < refresh_s:
+        if url is None or refresh_s is None or now - self._fetched_at < refresh_s:
             return False
-        self._asked_at = now
+        self._fetched_at = now
         return await asyncio.get_running_loop().run_in_executor(None, self._source.changed, url)
 
 

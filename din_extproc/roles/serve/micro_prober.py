@@ -64,8 +64,8 @@ class MicroProber:
             make_locator(settings.store.url.get_secret_value()), self._lease.channel, self._on_message, lambda: None
         )
         self._background = background
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._ids = TraceIds(node_number(settings), hash(replica))
         self._stopped = False
@@ -84,9 +84,9 @@ class MicroProber:
     async def stop(self) -> None:
         """Stop probing and give up the lease, so that another replica can take over at once."""
         self._stopped = True
-        for task in list(self._asking.values()):
+        for task in list(self._probes.values()):
             task.cancel()
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
         if self.holds_lease:
@@ -122,18 +122,18 @@ class MicroProber:
         probe = MicroProbe(session, section.timeout_s, SystemClock.monotonic, lambda: self._ids.make(SystemClock.wall()))
         for node_id in due:
             target = self._health.get_probe_target(node_id)
-            if target is not None and node_id not in self._asking:
+            if target is not None and node_id not in self._probes:
                 task = asyncio.get_running_loop().create_task(self._probe(probe, target), name=f"probing {node_id}")
-                self._asking[node_id] = task
+                self._probes[node_id] = task
 
     async def _probe(self, probe: MicroProbe, target: ProbeTarget) -> None:
         try:
-            async with self._turns:
+            async with self._slots:
                 probed = await probe.probe(target)
             self._health.on_probe(probed)
             self._results.append(probed)
         finally:
-            self._asking.pop(target.node_id, None)
+            self._probes.pop(target.node_id, None)
 
     def _on_message(self, message: bytes) -> None:
         report = self._lease.on_message(message)

@@ -102,7 +102,7 @@ class RegistryService:
         """
         await self.registrar.sync()
         self._background.run("receiving node changes", self._subscription.run())
-        self._background.run("re-reading doubtful nodes", self._resync_doubtful())
+        self._background.run("re-reading doubtful nodes", self._resync_suspects())
         self._background.every(_SYNC_S, "synchronizing the node table", self.registrar.sync)
         self._background.every(self._section.dead_after_s / _LOOKS_PER_DEATH, "marking silent nodes dead", self.registrar.sweep)
         self._background.every(_READINGS_S, "passing on load readings", self._pass_readings)
@@ -153,7 +153,7 @@ class RegistryService:
         if readings:
             self._on_readings(readings)
 
-    async def _resync_doubtful(self) -> None:
+    async def _resync_suspects(self) -> None:
         while True:
             await self.registrar.doubt.wait()
             await self.registrar.sync()
@@ -192,8 +192,8 @@ def _list_own_addresses(settings: Settings) -> Iterator[Endpoint]:
     yield settings.envoy.admin
     gateway = settings.gateway
     registry = gateway.registry
-    asked = (gateway.xds, gateway.admin, gateway.ext_proc, gateway.access_log)
-    known = [None if section is None else section.address for section in asked]
+    sections = (gateway.xds, gateway.admin, gateway.ext_proc, gateway.access_log)
+    known = [None if section is None else section.address for section in sections]
     if registry is not None:
         known += [registry.address, registry.http_address]
     yield from (address for address in known if address is not None)

@@ -42,7 +42,7 @@ class UsageRecorder:
         self._replica = f"{socket.gethostname()}:{os.getpid()}:{time.time_ns():x}"
         self._unsaid: deque[UsagePortion] = deque()
         self._number = 1
-        self._saying = asyncio.Lock()
+        self._publishing = asyncio.Lock()
 
     def on_exchange(self, record: ExchangeRecord) -> None:
         """Count a settled exchange."""
@@ -50,7 +50,7 @@ class UsageRecorder:
 
     async def flush(self) -> None:
         """Write the counts to Redis. What fails is sent again under the same number, so that it counts once."""
-        async with self._saying:
+        async with self._publishing:
             if not self._unsaid:
                 self._unsaid.extend(split_by_day(self._book.take_totals(), self._number))
                 self._number += len(self._unsaid)

@@ -185,8 +185,8 @@ async def _compare(settings: Settings, options: BaselineOptions, progress: Share
     load, trace = options.load, f"bench-{secrets.token_hex(6)}-"
     node = OutsideClient(f"http://{aim.endpoint}", "", options.timeout_s)
     async with node as to_node, OutsideClient(options.url, options.key, options.timeout_s) as to_all:
-        askers = TimedClient(to_node, aim.pool.served_model), TimedClient(to_all, aim.model)
-        await _warm(askers, load, (f"node {aim.node} at {aim.endpoint}", options.url))
+        clients = TimedClient(to_node, aim.pool.served_model), TimedClient(to_all, aim.model)
+        await _warm(clients, load, (f"node {aim.node} at {aim.endpoint}", options.url))
         found = _Measured(
             aim=aim, before=await asyncio.to_thread(_fetch_status, settings), direct=[], through=[], answers={}, times=[], notes=[]
         )
@@ -194,7 +194,7 @@ async def _compare(settings: Settings, options: BaselineOptions, progress: Share
             progress(number / load.rounds)
             for through in (False, True) if number % 2 == 0 else (True, False):
                 questions = _make_questions(load, trace if through else f"direct-{trace}", number)
-                seconds, answers = await askers[through].send_all(questions, load.at_once)
+                seconds, answers = await clients[through].send_all(questions, load.at_once)
                 (found.through if through else found.direct).append(BaselineRound(seconds, tuple(answers.values())))
                 if through:
                     found.answers.update(answers)
@@ -202,10 +202,10 @@ async def _compare(settings: Settings, options: BaselineOptions, progress: Share
     return await asyncio.to_thread(_find_verdict, settings, options, found)
 
 
-async def _warm(askers: tuple[TimedClient, TimedClient], load: BaselineLoad, names: tuple[str, str]) -> None:
+async def _warm(clients: tuple[TimedClient, TimedClient], load: BaselineLoad, names: tuple[str, str]) -> None:
     """Run one warm-up round, which fills connections and caches and shows whether the target answers."""
-    for asker, name in zip(askers, names, strict=True):
-        _, answers = await asker.send_all(_make_questions(load, f"warm-{secrets.token_hex(6)}-", 0), load.at_once)
+    for client, name in zip(clients, names, strict=True):
+        _, answers = await client.send_all(_make_questions(load, f"warm-{secrets.token_hex(6)}-", 0), load.at_once)
         if all(answer.trouble for answer in answers.values()):
             raise BaselineFailed(f"{name} does not answer: {next(iter(answers.values())).trouble}")
 

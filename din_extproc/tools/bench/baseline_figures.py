@@ -122,20 +122,20 @@ def ratio_range(direct: Sequence[BaselineRound], through: Sequence[BaselineRound
     return round(min(ratios), 3), round(max(ratios), 3)
 
 
-def time_shares(asked: Mapping[str, TimedAnswer], records: Sequence[GatewayTimes]) -> TimeShares | None:
+def time_shares(answers: Mapping[str, TimedAnswer], records: Sequence[GatewayTimes]) -> TimeShares | None:
     """Compute where the time went.
 
     Args:
-        asked: Answers through the gateway, by trace id.
+        answers: Answers through the gateway, by trace id.
         records: The gateway's records of these requests.
 
     Returns:
         None if it has no record of a complete answer.
     """
     parts = [
-        (times.waited_ms, times.decided_ms, asked[times.trace_id].total_ms, times.node_ended_ms - times.sent_ms)
+        (times.waited_ms, times.decided_ms, answers[times.trace_id].total_ms, times.node_ended_ms - times.sent_ms)
         for times in records
-        if times.trace_id in asked and not asked[times.trace_id].trouble
+        if times.trace_id in answers and not answers[times.trace_id].trouble
         if times.sent_ms is not None and times.node_ended_ms is not None and times.decided_ms is not None
     ]
     if not parts:

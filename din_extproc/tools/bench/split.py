@@ -78,25 +78,25 @@ def split(settings: Settings, options: SplitOptions, progress: ShareDone = ignor
     return make_report(asyncio.run(measure(settings, options, progress)), options)
 
 
-def make_report(asked: SplitMeasurements, options: SplitOptions) -> SplitReport:
+def make_report(measured: SplitMeasurements, options: SplitOptions) -> SplitReport:
     """Split measured requests."""
-    known = [*asked.exchanges, *asked.others]
+    known = [*measured.exchanges, *measured.others]
     gateway = measure_gateway(known)
     found: list[Split] = []
     failed: dict[str, int] = {}
-    for each in asked.exchanges:
+    for each in measured.exchanges:
         one = taken_apart(each, gateway, options.tolerance_ms)
         if isinstance(one, Split):
             found.append(one)
         else:
             failed[one] = failed.get(one, 0) + 1
-    for answer in asked.untold:
+    for answer in measured.untold:
         why = answer.trouble or "the sidecar that was asked knows nothing of it"
         failed[why] = failed.get(why, 0) + 1
     return SplitReport(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         url=options.url,
-        model=asked.model,
+        model=measured.model,
         tolerance_ms=options.tolerance_ms,
         splits=tuple(found),
         clocks=tuple(check_clocks(gateway, measure_nodes(known), options.tolerance_ms)),
@@ -109,38 +109,38 @@ async def measure(settings: Settings, options: SplitOptions, progress: ShareDone
     aim = await asyncio.to_thread(find_target, settings, options.key, options.model, "")
     trace = f"split-{secrets.token_hex(6)}-"
     more = {"ignore_eos": True} if aim.pool.engine in _EXACT else {}
-    async with OutsideClient(options.url, options.key, options.timeout_s) as client:
-        asker = TimedClient(client, aim.model, more)
-        await asker.send(TimedQuestion(f"warm-{trace}", _SHORT, 1))
+    async with OutsideClient(options.url, options.key, options.timeout_s) as sender:
+        client = TimedClient(sender, aim.model, more)
+        await client.send(TimedQuestion(f"warm-{trace}", _SHORT, 1))
         short = [TimedQuestion(f"{trace}clock-{number}", _SHORT, 1) for number in range(options.clock_requests)]
-        others = await asyncio.gather(*(_ask_after(asker, each, number * _STEP_S) for number, each in enumerate(short)))
-        telling = [_fetch_reports(settings, f"{trace}clock-", others)]
+        others = await asyncio.gather(*(_send_after(client, each, number * _STEP_S) for number, each in enumerate(short)))
+        fetches = [_fetch_reports(settings, f"{trace}clock-", others)]
         measured = []
         streams = [tokens for tokens in options.tokens for _ in range(options.repeats)]
         for number, tokens in enumerate(streams):
             progress(number / len(streams))
-            measured.append(await _ask_after(asker, TimedQuestion(f"{trace}{number}.", make_prompt(number), tokens), 0.0))
-            telling.append(_fetch_reports(settings, f"{trace}{number}.", measured[-1:]))
-        times = {each.trace_id: each for node_times in await asyncio.gather(*telling) for each in node_times}
+            measured.append(await _send_after(client, TimedQuestion(f"{trace}{number}.", make_prompt(number), tokens), 0.0))
+            fetches.append(_fetch_reports(settings, f"{trace}{number}.", measured[-1:]))
+        times = {each.trace_id: each for node_times in await asyncio.gather(*fetches) for each in node_times}
     native = aim.pool.api != "openai"
 
-    def known(asked: Iterable[tuple[str, float, TimedAnswer]]) -> tuple[TimedExchange, ...]:
+    def known(answers: Iterable[tuple[str, float, TimedAnswer]]) -> tuple[TimedExchange, ...]:
         """Drop `created` of a translated answer: it is the gateway's own time."""
-        found = ((began_at, replace(answer, created=()) if native else answer, trace_id) for trace_id, began_at, answer in asked)
+        found = ((began_at, replace(answer, created=()) if native else answer, trace_id) for trace_id, began_at, answer in answers)
         return tuple(TimedExchange(began_at, answer, times[trace_id]) for began_at, answer, trace_id in found if trace_id in times)
 
     untold = tuple(answer for trace_id, _, answer in measured if trace_id not in times)
     return SplitMeasurements(known(measured), known(others), untold, aim.model)
 
 
-def _fetch_reports(settings: Settings, trace: str, asked: Sequence[tuple[str, float, TimedAnswer]]) -> "asyncio.Task[list[GatewayTimes]]":
+def _fetch_reports(settings: Settings, trace: str, answers: Sequence[tuple[str, float, TimedAnswer]]) -> "asyncio.Task[list[GatewayTimes]]":
     """Fetch the gateway's records at once, because it keeps only recent ones."""
-    good = sum(not answer.trouble for _, _, answer in asked)
+    good = sum(not answer.trouble for _, _, answer in answers)
     return asyncio.create_task(asyncio.to_thread(fetch_reports, settings, trace, good))
 
 
-async def _ask_after(asker: TimedClient, question: TimedQuestion, after_s: float) -> tuple[str, float, TimedAnswer]:
+async def _send_after(client: TimedClient, question: TimedQuestion, after_s: float) -> tuple[str, float, TimedAnswer]:
     """Send one request after a delay; return trace id, sending time by the client's clock, and result."""
     await asyncio.sleep(after_s)
-    outcome, answer = await asker.send(question)
+    outcome, answer = await client.send(question)
     return question.trace_id, outcome.began_at, answer

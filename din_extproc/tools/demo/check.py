@@ -137,8 +137,8 @@ class DemoClient:
         return [event.removeprefix("data:").strip() for event in reply.body.decode().split("\n\n") if event.startswith("data:")]
 
     async def _post(self, path: str, body: Mapping[str, Any], key: str = "") -> OutsideResponse:
-        asked = {**_JSON, **({"authorization": f"Bearer {key}"} if key else {})}
-        reply = await self._client.send("POST", path, asked, json.dumps(body).encode())
+        headers = {**_JSON, **({"authorization": f"Bearer {key}"} if key else {})}
+        reply = await self._client.send("POST", path, headers, json.dumps(body).encode())
         _require(not reply.failure, reply.failure)
         return reply
 

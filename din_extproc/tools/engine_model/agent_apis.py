@@ -23,8 +23,8 @@ def read_response(reader: Reader) -> Callable[[bytes, str], EngineRequest | Engi
         given = decode_body(body, content_type)
         if isinstance(given, EngineFailure):
             return given
-        asked = given.get("input")
-        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        given_input = given.get("input")
+        items = [{"role": "user", "content": given_input}] if isinstance(given_input, str) else given_input
         instructions = given.get("instructions")
         before = [{"role": "system", "content": instructions}] if instructions else []
         messages = [*before, *items] if isinstance(items, list) else items
@@ -49,32 +49,32 @@ def read_message(reader: Reader) -> Callable[[bytes, str], EngineRequest | Engin
     return read
 
 
-def response_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def response_body(identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
     """Return a complete /v1/responses answer."""
-    return _encode(_make_response(identity, ask, reporting))
+    return _encode(_make_response(identity, request, reporting))
 
 
-def message_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def message_body(identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
     """Return a complete /v1/messages answer."""
-    script = ask.scripts[0]
+    script = request.scripts[0]
     content = [{"type": "text", "text": script.text}]
     return _encode(
-        {**_make_message_head(identity), "content": content, "stop_reason": _stop_reason(ask), "usage": _make_usage(ask, reporting)}
+        {**_make_message_head(identity), "content": content, "stop_reason": _stop_reason(request), "usage": _make_usage(request, reporting)}
     )
 
 
 class ResponseStream:
     """The events of a streamed response."""
 
-    def __init__(self, identity: Identity, ask: EngineRequest, reporting: Reporting) -> None:
+    def __init__(self, identity: Identity, request: EngineRequest, reporting: Reporting) -> None:
         self._identity = identity
-        self._ask = ask
+        self._request = request
         self._reporting = reporting
         self._place = {"item_id": f"msg_{identity.id}", "output_index": 0, "content_index": 0}
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
-        whole = _make_response(self._identity, self._ask, self._reporting)
+        whole = _make_response(self._identity, self._request, self._reporting)
         [message] = whole["output"]
         [part] = message["content"]
         begun = {**whole, "status": "in_progress", "output": [], "usage": None}
@@ -89,12 +89,12 @@ class ResponseStream:
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
         """Return the events of one token."""
-        piece = self._ask.scripts[index].pieces[position]
+        piece = self._request.scripts[index].pieces[position]
         return _format_event("response.output_text.delta", {**self._place, "delta": piece})
 
     def closing(self) -> bytes:
         """Return the events after the last token."""
-        whole = _make_response(self._identity, self._ask, self._reporting)
+        whole = _make_response(self._identity, self._request, self._reporting)
         [message] = whole["output"]
         [part] = message["content"]
         return b"".join(
@@ -109,7 +109,7 @@ class ResponseStream:
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
         """Return an error inside the stream."""
         error = {"code": "server_error", "message": message}
-        whole = {**_make_response(self._identity, self._ask, self._reporting), "status": "failed", "error": error}
+        whole = {**_make_response(self._identity, self._request, self._reporting), "status": "failed", "error": error}
         return _format_event("response.failed", {"response": whole})
 
     def aborted(self) -> bytes:
@@ -120,26 +120,29 @@ class ResponseStream:
 class MessageStream:
     """The events of a streamed message."""
 
-    def __init__(self, identity: Identity, ask: EngineRequest, reporting: Reporting) -> None:
+    def __init__(self, identity: Identity, request: EngineRequest, reporting: Reporting) -> None:
         self._identity = identity
-        self._ask = ask
+        self._request = request
         self._reporting = reporting
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
-        usage = {"input_tokens": (_make_usage(self._ask, self._reporting) or {}).get("input_tokens", 0), "output_tokens": 0}
+        usage = {"input_tokens": (_make_usage(self._request, self._reporting) or {}).get("input_tokens", 0), "output_tokens": 0}
         begun = {**_make_message_head(self._identity), "content": [], "stop_reason": None, "usage": usage}
         block = {"index": 0, "content_block": {"type": "text", "text": ""}}
         return _format_event("message_start", {"message": begun}) + _format_event("content_block_start", block)
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - the end says why
         """Return the events of one token."""
-        piece = self._ask.scripts[index].pieces[position]
+        piece = self._request.scripts[index].pieces[position]
         return _format_event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": piece}})
 
     def closing(self) -> bytes:
         """Return the events after the last token."""
-        ended = {"delta": {"stop_reason": _stop_reason(self._ask), "stop_sequence": None}, "usage": _make_usage(self._ask, self._reporting)}
+        ended = {
+            "delta": {"stop_reason": _stop_reason(self._request), "stop_sequence": None},
+            "usage": _make_usage(self._request, self._reporting),
+        }
         return _format_event("content_block_stop", {"index": 0}) + _format_event("message_delta", ended) + _format_event("message_stop", {})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
@@ -170,17 +173,17 @@ def _make_message_head(identity: Identity) -> dict[str, Any]:
     return {"id": identity.id, "type": "message", "role": "assistant", "model": identity.model, "stop_sequence": None}
 
 
-def _stop_reason(ask: EngineRequest) -> str:
-    return "max_tokens" if ask.scripts[0].finish_reason == "length" else "end_turn"
+def _stop_reason(request: EngineRequest) -> str:
+    return "max_tokens" if request.scripts[0].finish_reason == "length" else "end_turn"
 
 
-def _make_usage(ask: EngineRequest, reporting: Reporting) -> dict[str, Any] | None:
-    usage = reporting.of(ask.prompt_tokens, len(ask.scripts[0].pieces))
+def _make_usage(request: EngineRequest, reporting: Reporting) -> dict[str, Any] | None:
+    usage = reporting.of(request.prompt_tokens, len(request.scripts[0].pieces))
     return usage and {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
 
 
-def _make_response(identity: Identity, ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
-    script, usage = ask.scripts[0], _make_usage(ask, reporting)
+def _make_response(identity: Identity, request: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+    script, usage = request.scripts[0], _make_usage(request, reporting)
     cut = script.finish_reason == "length"
     status = "incomplete" if cut else "completed"
     text = {"type": "output_text", "text": script.text, "annotations": []}

@@ -51,32 +51,32 @@ class Identity(Struct, frozen=True):
         return f"vllm-sim-{crc32(self.model.encode()):08x}"
 
 
-def chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def chat_body(identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
     """Return a complete /v1/chat/completions answer."""
     choices = [
         {
             "index": index,
-            "message": _make_message(script, identity.id, index, ask.reasoning or "reasoning"),
-            "logprobs": None if ask.logprobs is None else _make_chat_logprobs(script.pieces, ask.logprobs),
+            "message": _make_message(script, identity.id, index, request.reasoning or "reasoning"),
+            "logprobs": None if request.logprobs is None else _make_chat_logprobs(script.pieces, request.logprobs),
             "finish_reason": script.finish_reason,
             "stop_reason": script.stop_reason,
             "token_ids": None,
             "routed_experts": None,
         }
-        for index, script in enumerate(ask.scripts)
+        for index, script in enumerate(request.scripts)
     ]
-    body = _make_body(identity, "chat.completion", choices, ask, reporting)
+    body = _make_body(identity, "chat.completion", choices, request, reporting)
     tail = ("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
     return _encode({**body, **dict.fromkeys(tail)})
 
 
-def completion_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
+def completion_body(identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
     """Return a complete /v1/completions answer."""
     choices = [
         {
             "index": index,
             "text": script.text,
-            "logprobs": None if ask.logprobs is None else _make_text_logprobs(script.pieces, ask.logprobs),
+            "logprobs": None if request.logprobs is None else _make_text_logprobs(script.pieces, request.logprobs),
             "finish_reason": script.finish_reason,
             "stop_reason": script.stop_reason,
             "token_ids": None,
@@ -84,20 +84,20 @@ def completion_body(identity: Identity, ask: EngineRequest, reporting: Reporting
             "prompt_token_ids": None,
             "routed_experts": None,
         }
-        for index, script in enumerate(ask.scripts)
+        for index, script in enumerate(request.scripts)
     ]
-    body = _make_body(identity, "text_completion", choices, ask, reporting)
+    body = _make_body(identity, "text_completion", choices, request, reporting)
     return _encode({**body, **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))})
 
 
 class EventStream:
     """The events of one streamed answer, chat or completion, in the order vLLM sends them."""
 
-    def __init__(self, identity: Identity, ask: EngineRequest, reporting: Reporting, *, chat: bool, repeats: bool = False) -> None:
+    def __init__(self, identity: Identity, request: EngineRequest, reporting: Reporting, *, chat: bool, repeats: bool = False) -> None:
         """`repeats`: every event names fingerprint and role, as TGI's do; with vLLM the last names the one, the first the other."""
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._identity = identity
-        self._ask = ask
+        self._request = request
         self._reporting = reporting
         self._chat = chat
         names = {"id": identity.id, "object": kind, "created": identity.created, "model": identity.model}
@@ -109,7 +109,7 @@ class EventStream:
         self._delta = b',"delta":{"role":"assistant",' if repeats else b',"delta":{'
         self._no_delta = self._delta + b'"content":""}' if repeats else b',"delta":{}'
         self._content = self._delta + b'"content":' if chat else b',"text":'
-        self._thought = self._delta + b'"%s":' % ask.reasoning.encode()
+        self._thought = self._delta + b'"%s":' % request.reasoning.encode()
         self._close = b',"token_ids":null}]' if chat else b',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
 
     def opening(self) -> bytes:
@@ -117,7 +117,7 @@ class EventStream:
         if not self._chat:
             return b""
         events: list[bytes] = []
-        for index in range(len(self._ask.scripts)):
+        for index in range(len(self._request.scripts)):
             choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
             usage = self._make_continuous_usage(index, 0)
             events.append(self._head + choice + usage + b',"prompt_token_ids":null,"prompt_text":null}\n\n')
@@ -131,7 +131,7 @@ class EventStream:
             position: which token of it, from 0.
             finish: ends the choice here, against its script (`abort`).
         """
-        script = self._ask.scripts[index]
+        script = self._request.scripts[index]
         is_last = finish is not None or position == len(script.pieces) - 1
         if script.tool is not None:
             return self._encode_tool_token(script, index, position, finish if is_last else None)
@@ -151,8 +151,8 @@ class EventStream:
 
     def closing(self) -> bytes:
         """Return the usage event, if requested, and the end marker."""
-        usage = self._reporting.of(self._ask.prompt_tokens, sum(len(script.pieces) for script in self._ask.scripts))
-        if not self._ask.include_usage or usage is None:
+        usage = self._reporting.of(self._request.prompt_tokens, sum(len(script.pieces) for script in self._request.scripts))
+        if not self._request.include_usage or usage is None:
             return DONE
         tail = {"usage": usage} | (self._signed if self._signs_last else {})
         return self._head + b"]," + _encode(tail)[1:] + b"\n\n" + DONE
@@ -184,7 +184,7 @@ class EventStream:
 
     def _encode_event(self, index: int, rest: bytes, position: int, *, last: bool = False) -> bytes:
         usage = self._make_continuous_usage(index, position + 1)
-        signs = last and self._signs_last and not self._ask.include_usage
+        signs = last and self._signs_last and not self._request.include_usage
         fingerprint = b"," + _encode(self._signed)[1:-1] if signs else b""
         return b'%s{"index":%d%s%s%s}\n\n' % (self._head, index, rest, usage, fingerprint)
 
@@ -194,14 +194,14 @@ class EventStream:
         return b',"finish_reason":"%s","stop_reason":%s%s' % (reason.encode(), stop, tail)
 
     def _make_continuous_usage(self, index: int, produced: int) -> bytes:
-        usage = self._reporting.of(self._ask.prompts[index], produced) if self._ask.continuous_usage else None
+        usage = self._reporting.of(self._request.prompts[index], produced) if self._request.continuous_usage else None
         return b',"usage":' + _encode({**usage, "completion_tokens_details": None}) if usage else b""
 
     def _make_logprobs(self, piece: str) -> bytes:
-        if self._ask.logprobs is None:
+        if self._request.logprobs is None:
             return b"null"
         shape = _make_chat_logprobs if self._chat else _make_text_logprobs
-        return _encode(shape((piece,), self._ask.logprobs))
+        return _encode(shape((piece,), self._request.logprobs))
 
 
 def error_event(message: str, *, as_text: bool) -> bytes:
@@ -211,8 +211,8 @@ def error_event(message: str, *, as_text: bool) -> bytes:
     return b'data: {"error": {"message": %s, "type": "InternalServerError", "param": null, "code": 500}}\n\n' % _encode(message)
 
 
-def _make_body(identity: Identity, kind: str, choices: Sequence[Any], ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
-    completion_tokens = sum(len(script.pieces) for script in ask.scripts)
+def _make_body(identity: Identity, kind: str, choices: Sequence[Any], request: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+    completion_tokens = sum(len(script.pieces) for script in request.scripts)
     return {
         "id": identity.id,
         "object": kind,
@@ -221,7 +221,7 @@ def _make_body(identity: Identity, kind: str, choices: Sequence[Any], ask: Engin
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": identity.fingerprint,
-        "usage": reporting.full(ask.prompt_tokens, completion_tokens),
+        "usage": reporting.full(request.prompt_tokens, completion_tokens),
     }
 
 

@@ -64,7 +64,7 @@ class ApiEmulation(Struct, frozen=True):
     """Prefix of the answers' ids."""
     content_type: str = SSE
     """Content type of streams."""
-    headers: Callable[[EngineRequest], Mapping[str, str]] = lambda _ask: {}
+    headers: Callable[[EngineRequest], Mapping[str, str]] = lambda _request: {}
     """Headers of complete answers."""
 
 
@@ -123,8 +123,8 @@ def counted(read: Callable[[bytes, str], EngineRequest | EngineFailure]) -> Call
     """Return what reads a body only to count its prompt."""
 
     def read_count(body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
-        ask = read(body, content_type)
-        return ask if isinstance(ask, EngineFailure) else PoolingRequest("count", (), (), count=ask.prompt_tokens)
+        request = read(body, content_type)
+        return request if isinstance(request, EngineFailure) else PoolingRequest("count", (), (), count=request.prompt_tokens)
 
     return read_count
 

@@ -32,12 +32,12 @@ def read_audio(model: ModelSpec) -> Callable[[bytes, str], PoolingRequest | Engi
     return read
 
 
-def transcription_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+def transcription_body(request: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
     """Return the answer: one word for each second."""
-    text = " ".join(["word"] * ask.count)
-    if ask.query == "verbose_json":
-        return msgspec.json.encode({"duration": str(ask.count), "language": "en", "text": text, "segments": None, "words": None})
-    return msgspec.json.encode({"text": text, "usage": {"type": "duration", "seconds": ask.count}})
+    text = " ".join(["word"] * request.count)
+    if request.query == "verbose_json":
+        return msgspec.json.encode({"duration": str(request.count), "language": "en", "text": text, "segments": None, "words": None})
+    return msgspec.json.encode({"text": text, "usage": {"type": "duration", "seconds": request.count}})
 
 
 def _read_parts(body: bytes, content_type: str) -> dict[str, bytes]:

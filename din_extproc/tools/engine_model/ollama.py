@@ -80,7 +80,7 @@ def _adapt_reader(
         if isinstance(given, EngineFailure):
             return reword(given)
         options = given.get("options") or {}
-        meant = {name: options[mine] for mine, name in _OPTIONS.items() if mine in options}
+        meant = {name: options[own] for own, name in _OPTIONS.items() if own in options}
         meant |= {"model": given.get("model"), "stream": given.get("stream", True), "max_tokens": meant.get("max_tokens", 128)}
         found = read(_encode({**meant, **into(given)}), _JSON)
         return reword(found) if isinstance(found, EngineFailure) else found
@@ -105,8 +105,8 @@ def _convert_generate(given: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": given.get("prompt") or ""}
 
 
-def _make_counts(ask: EngineRequest, reporting: Reporting) -> dict[str, Any]:
-    usage = reporting.of(ask.prompt_tokens, sum(len(script.pieces) for script in ask.scripts)) or {}
+def _make_counts(request: EngineRequest, reporting: Reporting) -> dict[str, Any]:
+    usage = reporting.of(request.prompt_tokens, sum(len(script.pieces) for script in request.scripts)) or {}
     numbers = {"total_duration": 5_000_000, "load_duration": 1_000_000, "prompt_eval_duration": 1_000_000, "eval_duration": 3_000_000}
     if usage:
         numbers |= {"prompt_eval_count": usage["prompt_tokens"], "eval_count": usage["completion_tokens"]}
@@ -122,27 +122,27 @@ def _make_calls(script: AnswerScript) -> list[dict[str, Any]]:
     return [{"function": {"name": script.tool.name, "arguments": msgspec.json.decode(script.tool.arguments)}}]
 
 
-def _make_chat_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    script = ask.scripts[0]
+def _make_chat_body(identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
+    script = request.scripts[0]
     message: dict[str, Any] = {"role": "assistant", "content": "" if script.tool else script.text}
     if script.tool:
         message["tool_calls"] = _make_calls(script)
-    done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(ask, reporting)}
+    done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(request, reporting)}
     return _encode({"model": identity.model, "created_at": _AT, "message": message, **done})
 
 
-def _make_text_body(identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    script = ask.scripts[0]
-    done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(ask, reporting)}
+def _make_text_body(identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
+    script = request.scripts[0]
+    done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(request, reporting)}
     return _encode({"model": identity.model, "created_at": _AT, "response": script.text, **done})
 
 
 class _OllamaStream:
     """Lines of NDJSON."""
 
-    def __init__(self, identity: Identity, ask: EngineRequest, reporting: Reporting) -> None:
+    def __init__(self, identity: Identity, request: EngineRequest, reporting: Reporting) -> None:
         self._model = identity.model
-        self._ask = ask
+        self._request = request
         self._reporting = reporting
 
     def content(self, text: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class _OllamaStream:
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
         """Return the line of a token; a tool call is sent whole with its last token."""
-        script = self._ask.scripts[index]
+        script = self._request.scripts[index]
         if script.tool is not None:
             if position < len(script.pieces) - 1 or finish is not None:
                 return b""
@@ -163,8 +163,8 @@ class _OllamaStream:
         return self._encode_line({**self.content(piece), "done": False}) if piece else b""
 
     def closing(self) -> bytes:
-        script = self._ask.scripts[0]
-        done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(self._ask, self._reporting)}
+        script = self._request.scripts[0]
+        done = {"done": True, "done_reason": _choose_reason(script), **_make_counts(self._request, self._reporting)}
         return self._encode_line({**self.content(""), **done})
 
     def failed(self, message: str, *, as_text: bool) -> bytes:  # noqa: ARG002 - it has one way
@@ -198,7 +198,7 @@ def _make_embedding_reader(reader: PoolReader) -> Callable[[bytes, str], Pooling
     return read
 
 
-def _make_embedding_body(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
-    vectors = [vector(text, ask.dimensions) for text in ask.texts]
-    counted = {"total_duration": 1, "load_duration": 1, "prompt_eval_count": sum(ask.prompts)}
+def _make_embedding_body(request: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
+    vectors = [vector(text, request.dimensions) for text in request.texts]
+    counted = {"total_duration": 1, "load_duration": 1, "prompt_eval_count": sum(request.prompts)}
     return _encode({"model": model, "embeddings": vectors, **counted})

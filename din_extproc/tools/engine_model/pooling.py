@@ -82,8 +82,8 @@ class PoolReader:
 
     def classify(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
         """Parse a body of /classify, which has the form of one for embeddings."""
-        ask = self.embeddings(body, content_type)
-        return ask if isinstance(ask, EngineFailure) else replace(ask, kind="classify")
+        request = self.embeddings(body, content_type)
+        return request if isinstance(request, EngineFailure) else replace(request, kind="classify")
 
     def detokenize(self, body: bytes, content_type: str) -> PoolingRequest | EngineFailure:
         """Parse a body of /detokenize."""
@@ -101,48 +101,50 @@ class PoolReader:
 
     def _pairs(self, kind: str, query: str, documents: Sequence[Any], top_n: int | None) -> PoolingRequest | EngineFailure:
         texts = tuple(_text(document) for document in documents)
-        asked = self._tokenizer.count(query)
-        prompts = tuple(asked + self._tokenizer.count(text) for text in texts)
+        query_tokens = self._tokenizer.count(query)
+        prompts = tuple(query_tokens + self._tokenizer.count(text) for text in texts)
         return self._fit(PoolingRequest(kind=kind, prompts=prompts, texts=texts, query=query, top_n=top_n))
 
-    def _fit(self, ask: PoolingRequest) -> PoolingRequest | EngineFailure:
-        return prompt_too_long(self._model.max_model_len) if max(ask.prompts, default=0) > self._model.max_model_len else ask
+    def _fit(self, request: PoolingRequest) -> PoolingRequest | EngineFailure:
+        return prompt_too_long(self._model.max_model_len) if max(request.prompts, default=0) > self._model.max_model_len else request
 
 
-def pool_body(ask: PoolingRequest, answer_id: str, created: int, model: str) -> bytes:
+def pool_body(request: PoolingRequest, answer_id: str, created: int, model: str) -> bytes:
     """Return the answer. `answer_id` is the bare id, without its prefix; `created` seconds since the epoch."""
-    tokens = sum(ask.prompts)
+    tokens = sum(request.prompts)
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
-    if ask.kind == "rerank":
-        return msgspec.json.encode({"id": f"score-{answer_id}", "model": model, "usage": usage, "results": _ranked(ask)})
-    if ask.kind == "classify":
-        data = [{"index": index, "label": "Default", "probs": vector(text, 2), "num_classes": 2} for index, text in enumerate(ask.texts)]
+    if request.kind == "rerank":
+        return msgspec.json.encode({"id": f"score-{answer_id}", "model": model, "usage": usage, "results": _ranked(request)})
+    if request.kind == "classify":
+        data = [
+            {"index": index, "label": "Default", "probs": vector(text, 2), "num_classes": 2} for index, text in enumerate(request.texts)
+        ]
         head = {"id": f"classify-{answer_id}", "object": "list", "created": created, "model": model}
         return msgspec.json.encode({**head, "data": data, "usage": usage})
     usage |= {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
-    if ask.kind == "score":
+    if request.kind == "score":
         prefix = "score"
-        data = [{"index": index, "object": "score", "score": similarity(ask.query, text)} for index, text in enumerate(ask.texts)]
+        data = [{"index": index, "object": "score", "score": similarity(request.query, text)} for index, text in enumerate(request.texts)]
     else:
         prefix = "embd"
-        data = [{"index": index, "object": "embedding", "embedding": _embedding(text, ask)} for index, text in enumerate(ask.texts)]
+        data = [{"index": index, "object": "embedding", "embedding": _embedding(text, request)} for index, text in enumerate(request.texts)]
     answer = {"id": f"{prefix}-{answer_id}", "object": "list", "created": created, "model": model, "data": data, "usage": usage}
     return msgspec.json.encode(answer)
 
 
-def count_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+def count_body(request: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
     """Return an answer of /v1/messages/count_tokens."""
-    return msgspec.json.encode({"input_tokens": ask.count})
+    return msgspec.json.encode({"input_tokens": request.count})
 
 
-def input_tokens_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+def input_tokens_body(request: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
     """Return an answer of /v1/responses/input_tokens."""
-    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": ask.count})
+    return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": request.count})
 
 
-def detokenize_body(ask: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
+def detokenize_body(request: PoolingRequest, _answer_id: str, _created: int, _model: str) -> bytes:
     """Return an answer of /detokenize: one word for each token."""
-    return msgspec.json.encode({"prompt": " ".join(["word"] * ask.count)})
+    return msgspec.json.encode({"prompt": " ".join(["word"] * request.count)})
 
 
 def vector(text: str, dimensions: int) -> tuple[float, ...]:
@@ -155,23 +157,23 @@ def vector(text: str, dimensions: int) -> tuple[float, ...]:
 
 def similarity(query: str, text: str) -> float:
     """Return the share of the query's words that the text holds, between 0.01 and 0.99."""
-    asked = set(query.lower().split())
-    shared = asked & set(text.lower().split())
-    return 0.01 + 0.98 * len(shared) / max(1, len(asked))
+    query_words = set(query.lower().split())
+    shared = query_words & set(text.lower().split())
+    return 0.01 + 0.98 * len(shared) / max(1, len(query_words))
 
 
-def _ranked(ask: PoolingRequest) -> list[dict[str, Any]]:
+def _ranked(request: PoolingRequest) -> list[dict[str, Any]]:
     results = [
-        {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": similarity(ask.query, text)}
-        for index, text in enumerate(ask.texts)
+        {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": similarity(request.query, text)}
+        for index, text in enumerate(request.texts)
     ]
     results.sort(key=lambda result: -float(result["relevance_score"]))  # type: ignore[arg-type]
-    return results[: ask.top_n]
+    return results[: request.top_n]
 
 
-def _embedding(text: str, ask: PoolingRequest) -> Any:
-    numbers = vector(text, ask.dimensions)
-    return b64encode(pack(f"<{len(numbers)}f", *numbers)).decode() if ask.base64 else numbers
+def _embedding(text: str, request: PoolingRequest) -> Any:
+    numbers = vector(text, request.dimensions)
+    return b64encode(pack(f"<{len(numbers)}f", *numbers)).decode() if request.base64 else numbers
 
 
 def _text(value: Any) -> str:

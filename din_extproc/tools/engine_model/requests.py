@@ -90,9 +90,9 @@ class Reader:
         counted = [(prompt, self._tokenizer.count(prompt) + media)]
         logprobs = (fields["top_logprobs"] or 0) if fields["logprobs"] else None
         wanted = fields["max_completion_tokens"] if fields["max_completion_tokens"] is not None else fields["max_tokens"]
-        ask = self._make_request(fields, counted, wanted, logprobs, tool)
+        request = self._make_request(fields, counted, wanted, logprobs, tool)
         thinks = self._model.reasoning and (fields["chat_template_kwargs"] or {}).get("enable_thinking", True)
-        return ask if isinstance(ask, EngineFailure) or not thinks else _add_thoughts(ask, self._model.reasoning)
+        return request if isinstance(request, EngineFailure) or not thinks else _add_thoughts(request, self._model.reasoning)
 
     def completion(self, body: bytes, content_type: str) -> EngineRequest | EngineFailure:
         """Parse a body of /v1/completions."""
@@ -171,10 +171,10 @@ class Reader:
         return write_tool_call(self._tokenizer, tool, bounds)
 
 
-def _add_thoughts(ask: EngineRequest, key: str) -> EngineRequest:
+def _add_thoughts(request: EngineRequest, key: str) -> EngineRequest:
     """Mark the first half of each text answer as reasoning."""
-    scripts = [script if script.tool else replace(script, thoughts=(len(script.pieces) + 1) // 2) for script in ask.scripts]
-    return replace(ask, scripts=tuple(scripts), reasoning=key)
+    scripts = [script if script.tool else replace(script, thoughts=(len(script.pieces) + 1) // 2) for script in request.scripts]
+    return replace(request, scripts=tuple(scripts), reasoning=key)
 
 
 def refuse_model(model: ModelSpec, name: str | None) -> EngineFailure | None:

@@ -58,7 +58,7 @@ def _make_reader(reader: Reader, *, stream: bool) -> Callable[[bytes, str], Engi
         parameters = given.get("parameters") or {}
         if refused := _check_parameters(parameters):
             return refused
-        meant = {name: parameters[mine] for mine, name in _NAMES.items() if mine in parameters}
+        meant = {name: parameters[own] for own, name in _NAMES.items() if own in parameters}
         found = reader.completion(_encode({"max_tokens": 100, **meant, "prompt": given.get("inputs"), "stream": stream}), _JSON)
         return reword(found) if isinstance(found, EngineFailure) else found
 
@@ -86,12 +86,12 @@ def _make_token(piece: str, position: int) -> dict[str, Any]:
     return {"id": position + 1, "text": piece or "</s>", "logprob": -0.25, "special": not piece}
 
 
-def _count_tokens(ask: EngineRequest) -> Mapping[str, str]:
-    return {"x-prompt-tokens": str(ask.prompt_tokens), "x-generated-tokens": str(sum(len(script.pieces) for script in ask.scripts))}
+def _count_tokens(request: EngineRequest) -> Mapping[str, str]:
+    return {"x-prompt-tokens": str(request.prompt_tokens), "x-generated-tokens": str(sum(len(script.pieces) for script in request.scripts))}
 
 
-def _make_body(_identity: Identity, ask: EngineRequest, reporting: Reporting) -> bytes:
-    script = ask.scripts[0]
+def _make_body(_identity: Identity, request: EngineRequest, reporting: Reporting) -> bytes:
+    script = request.scripts[0]
     details = {
         "finish_reason": _choose_reason(script),
         "generated_tokens": round(len(script.pieces) * reporting.factor),
@@ -105,15 +105,15 @@ def _make_body(_identity: Identity, ask: EngineRequest, reporting: Reporting) ->
 class _TgiStream:
     """TGI's events: one token each, the last with the whole text and the details."""
 
-    def __init__(self, _identity: Identity, ask: EngineRequest, reporting: Reporting) -> None:
-        self._ask = ask
+    def __init__(self, _identity: Identity, request: EngineRequest, reporting: Reporting) -> None:
+        self._request = request
         self._reporting = reporting
 
     def opening(self) -> bytes:
         return b""
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:
-        script = self._ask.scripts[index]
+        script = self._request.scripts[index]
         last = finish is None and position == len(script.pieces) - 1
         event: dict[str, Any] = {"index": position + 1, "token": _make_token(script.pieces[position], position)}
         event |= {"generated_text": script.text if last else None, "details": self._make_details(script) if last else None}
@@ -130,5 +130,5 @@ class _TgiStream:
 
     def _make_details(self, script: AnswerScript) -> dict[str, Any]:
         details = {"finish_reason": _choose_reason(script), "generated_tokens": len(script.pieces), "seed": None}
-        usage = self._reporting.of(self._ask.prompt_tokens, len(script.pieces))
+        usage = self._reporting.of(self._request.prompt_tokens, len(script.pieces))
         return details | ({"input_length": usage["prompt_tokens"], "generated_tokens": usage["completion_tokens"]} if usage else {})

@@ -57,15 +57,15 @@ def _make_reader(reader: Reader, *, stream: bool) -> Callable[[bytes, str], Engi
         if isinstance(given, EngineFailure):
             return reword(given)
         flat = {**given, **(given.get("parameters") or {})}
-        meant = {name: flat[mine] for mine, name in _NAMES.items() if mine in flat}
+        meant = {name: flat[own] for own, name in _NAMES.items() if own in flat}
         found = reader.completion(_encode({**meant, "prompt": flat.get("text_input"), "stream": stream}), _JSON)
         return reword(found) if isinstance(found, EngineFailure) else found
 
     return read
 
 
-def _make_body(identity: Identity, ask: EngineRequest, _reporting: Reporting) -> bytes:
-    return _encode(_make_output(identity, ask.scripts[0].text))
+def _make_body(identity: Identity, request: EngineRequest, _reporting: Reporting) -> bytes:
+    return _encode(_make_output(identity, request.scripts[0].text))
 
 
 def _make_output(identity: Identity, text: str) -> dict[str, Any]:
@@ -76,15 +76,15 @@ def _make_output(identity: Identity, text: str) -> dict[str, Any]:
 class _TritonStream:
     """One event per token; nothing marks the last."""
 
-    def __init__(self, identity: Identity, ask: EngineRequest, _reporting: Reporting) -> None:
+    def __init__(self, identity: Identity, request: EngineRequest, _reporting: Reporting) -> None:
         self._identity = identity
-        self._ask = ask
+        self._request = request
 
     def opening(self) -> bytes:
         return b""
 
     def token(self, index: int, position: int, *, finish: str | None = None) -> bytes:  # noqa: ARG002 - it never says why
-        return b"data: " + _encode(_make_output(self._identity, self._ask.scripts[index].pieces[position])) + b"\n\n"
+        return b"data: " + _encode(_make_output(self._identity, self._request.scripts[index].pieces[position])) + b"\n\n"
 
     def closing(self) -> bytes:
         return b""
@@ -113,10 +113,13 @@ def _make_inference_reader(reader: PoolReader) -> Callable[[bytes, str], Pooling
     return read
 
 
-def _make_inference_body(ask: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
-    if ask.kind == "rerank":
-        shape, data = [len(ask.texts), 1], [similarity(ask.query, text) for text in ask.texts]
+def _make_inference_body(request: PoolingRequest, _answer_id: str, _created: int, model: str) -> bytes:
+    if request.kind == "rerank":
+        shape, data = [len(request.texts), 1], [similarity(request.query, text) for text in request.texts]
     else:
-        shape, data = [len(ask.texts), ask.dimensions], [number for text in ask.texts for number in vector(text, ask.dimensions)]
+        shape, data = (
+            [len(request.texts), request.dimensions],
+            [number for text in request.texts for number in vector(text, request.dimensions)],
+        )
     output = {"name": "output", "datatype": "FP32", "shape": shape, "data": data}
     return _encode({"model_name": model, "model_version": "1", "outputs": [output]})

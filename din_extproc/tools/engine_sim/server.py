@@ -126,23 +126,23 @@ class EngineServer:
 
     def _generating(self, emulation: ApiEmulation) -> Work:
         async def work(request: web.Request, record: SeenRequest, struck: Mapping[str, Fault]) -> web.StreamResponse:
-            ask = emulation.read(record.body, request.headers.get("content-type", ""))
-            return await self._generate(request, record, struck, ask, emulation)
+            parsed = emulation.read(record.body, request.headers.get("content-type", ""))
+            return await self._generate(request, record, struck, parsed, emulation)
 
         return work
 
     def _pooling(self, emulation: PoolingApiEmulation) -> Work:
         async def work(request: web.Request, record: SeenRequest, _struck: Mapping[str, Fault]) -> web.StreamResponse:
-            ask = emulation.read(record.body, request.headers.get("content-type", ""))
-            if isinstance(ask, EngineFailure):
-                return answer_failure(ask)
-            record.prompt_tokens = sum(ask.prompts)
-            record.sequences = [SimulatedSequence(tokens, 0) for tokens in ask.prompts]
+            parsed = emulation.read(record.body, request.headers.get("content-type", ""))
+            if isinstance(parsed, EngineFailure):
+                return answer_failure(parsed)
+            record.prompt_tokens = sum(parsed.prompts)
+            record.sequences = [SimulatedSequence(tokens, 0) for tokens in parsed.prompts]
             try:
                 await self._run(record, ["stop"] * len(record.sequences))
             finally:
                 self._abort_rest(record)
-            body = emulation.whole(ask, self._number(request), int(time.time()), self._model.name)
+            body = emulation.whole(parsed, self._number(request), int(time.time()), self._model.name)
             return web.Response(body=body, content_type="application/json", headers=HEADERS)
 
         return work
@@ -152,28 +152,30 @@ class EngineServer:
         request: web.Request,
         record: SeenRequest,
         struck: Mapping[str, Fault],
-        ask: EngineRequest | EngineFailure,
+        parsed: EngineRequest | EngineFailure,
         emulation: ApiEmulation,
     ) -> web.StreamResponse:
         """Run the scripts of a request through the engine and answer."""
-        if isinstance(ask, EngineFailure):
-            return answer_failure(ask)
-        self._metrics.on_request(ask.n, ask.max_tokens)
-        record.prompt_tokens = ask.prompt_tokens
-        record.sequences = [SimulatedSequence(tokens, len(script.pieces)) for tokens, script in zip(ask.prompts, ask.scripts, strict=True)]
+        if isinstance(parsed, EngineFailure):
+            return answer_failure(parsed)
+        self._metrics.on_request(parsed.n, parsed.max_tokens)
+        record.prompt_tokens = parsed.prompt_tokens
+        record.sequences = [
+            SimulatedSequence(tokens, len(script.pieces)) for tokens, script in zip(parsed.prompts, parsed.scripts, strict=True)
+        ]
         ahead_s = struck["clock"].ms / 1000 if "clock" in struck else 0.0
         identity = Identity(f"{emulation.prefix}{self._number(request)}", int(time.time() + ahead_s), self._model.name)
         factor = struck["usage"].factor if "usage" in struck else 1.0
         reporting = Reporting(factor=factor, omit="no_usage" in struck)
         try:
-            if ask.stream:
-                events = emulation.stream(identity, ask, reporting)
+            if parsed.stream:
+                events = emulation.stream(identity, parsed, reporting)
                 return await self._stream(
-                    request=request, record=record, struck=struck, ask=ask, content_type=emulation.content_type, events=events
+                    request=request, record=record, struck=struck, parsed=parsed, content_type=emulation.content_type, events=events
                 )
-            await self._run(record, [script.finish_reason for script in ask.scripts])
-            body = emulation.whole(identity, ask, reporting)
-            return web.Response(body=body, content_type="application/json", headers={**HEADERS, **emulation.headers(ask)})
+            await self._run(record, [script.finish_reason for script in parsed.scripts])
+            body = emulation.whole(identity, parsed, reporting)
+            return web.Response(body=body, content_type="application/json", headers={**HEADERS, **emulation.headers(parsed)})
         finally:
             self._abort_rest(record)
 
@@ -182,7 +184,7 @@ class EngineServer:
         request: web.Request,
         record: SeenRequest,
         struck: Mapping[str, Fault],
-        ask: EngineRequest,
+        parsed: EngineRequest,
         content_type: str,
         events: EngineStream,
     ) -> web.StreamResponse:
@@ -195,7 +197,7 @@ class EngineServer:
         self._open.add(delivery)
         try:
             delivery.begin()
-            for index, (sequence, script) in enumerate(zip(record.sequences, ask.scripts, strict=True)):
+            for index, (sequence, script) in enumerate(zip(record.sequences, parsed.scripts, strict=True)):
                 self._submit(sequence, script.finish_reason, partial(_deliver, record, delivery, index))
             outcome = await delivery.done
             if outcome == "silent":

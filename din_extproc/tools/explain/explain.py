@@ -158,14 +158,14 @@ def _authenticate(settings: Settings, view: DecisionView, tenant_id: str, head: 
 class _RecordingSelector(NodeSelector):
     """The node selector of a decision that is explained: it keeps what it was asked for and what it answered."""
 
-    __slots__ = ("ask", "routed", "scores", "size", "target_found")
+    __slots__ = ("placement", "routed", "scores", "size", "target_found")
 
     def __init__(self, load: LoadModel, members: PoolMembership) -> None:
         super().__init__(load, members)
         self.routed: Routed | None = None
         self.size: RequestSize | None = None
         self.target_found: PlacementTarget | Refusal | None = None
-        self.ask: PlacementRequest | None = None
+        self.placement: PlacementRequest | None = None
         self.scores: dict[str, tuple[float, str]] = {}
         """By node id, of every node that can take the request, at the moment of the choice."""
 
@@ -174,10 +174,10 @@ class _RecordingSelector(NodeSelector):
         self.target_found = super().select_target(routed, size, now)
         return self.target_found
 
-    def choose(self, target: PlacementTarget, ask: PlacementRequest) -> tuple[Node, ...] | Refusal:
-        self.ask = ask
-        self.scores = {node.id: target.ranking.strategy.score(node, ask) for node in target.ranking.nodes}
-        return super().choose(target, ask)
+    def choose(self, target: PlacementTarget, placement: PlacementRequest) -> tuple[Node, ...] | Refusal:
+        self.placement = placement
+        self.scores = {node.id: target.ranking.strategy.score(node, placement) for node in target.ranking.nodes}
+        return super().choose(target, placement)
 
 
 class _Unlimited:
@@ -218,7 +218,7 @@ def _placed(
     rows: Rows,
 ) -> Explanation:
     """The rest of the way: pool or fallback, node by node."""
-    target, intent, ask = selector.target_found, request.intent, selector.ask
+    target, intent, placement = selector.target_found, request.intent, selector.placement
     known = replace(known, alias=routed.name)
     own = _dropped(routed.pool.name, selector, routed.versions, size, rows)
     if isinstance(decided, Refusal) and (isinstance(target, Refusal) or target is None or intent is None):
@@ -231,12 +231,12 @@ def _placed(
         known,
         degraded=target.degraded or None,
         scheduler=target.pool.scheduler,
-        long=ask is not None and ask.long,
+        long=placement is not None and placement.long,
     )
-    asked = decided.node_request if isinstance(decided, Decision) else get_node_request(context, request, intent, target)
-    if isinstance(asked, NodeRequest):
-        left_out = next((value for name, value in asked.headers if name == DROPPED), None)
-        found = replace(found, node_path=None if asked.dialect is None else asked.path, left_out=left_out)
+    node_request = decided.node_request if isinstance(decided, Decision) else get_node_request(context, request, intent, target)
+    if isinstance(node_request, NodeRequest):
+        left_out = next((value for name, value in node_request.headers if name == DROPPED), None)
+        found = replace(found, node_path=None if node_request.dialect is None else node_request.path, left_out=left_out)
     if isinstance(decided, Refusal):
         return _answered(found, decided, own)
     dropped = {each.node for each in own}
@@ -245,10 +245,10 @@ def _placed(
     ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
     wait = compute_timeouts(decided.intent, target.pool, decided.selection)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
-    spare = decided.selection.fallback_nodes[0] if decided.selection.fallback_nodes else None
-    going = [decided.selection.nodes[0], *([spare] if spare is not None else [])]
-    leaves = tuple(f"{node.id} at {node.remote.host}" for node in going if node.remote is not None)
-    return replace(found, sent=True, moves_to=None if spare is None else spare.id, leaves_site_to=leaves)
+    fallback = decided.selection.fallback_nodes[0] if decided.selection.fallback_nodes else None
+    endpoints = [decided.selection.nodes[0], *([fallback] if fallback is not None else [])]
+    leaves = tuple(f"{node.id} at {node.remote.host}" for node in endpoints if node.remote is not None)
+    return replace(found, sent=True, moves_to=None if fallback is None else fallback.id, leaves_site_to=leaves)
 
 
 def _ranked(node_id: str, target: PlacementTarget, names: tuple[str, ...], score: tuple[float, str]) -> Candidate:

@@ -119,8 +119,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
                 + (": " + "; ".join(trial.reasons) if trial.reasons else "")
             )
         if self.model is not None:
-            asked = self.alias if self.intent is None or self.alias != self.intent.model else ""
-            lines.append(f"model     {self.model}" + (f", by the alias {asked}" if asked else ""))
+            alias = self.alias if self.intent is None or self.alias != self.intent.model else ""
+            lines.append(f"model     {self.model}" + (f", by the alias {alias}" if alias else ""))
             lines.append(f"pool      {self.pool}" + (f", fallback {self.fallback}" if self.fallback else ""))
         if self.degraded:
             lines.append(f"degraded  the fallback takes it: {self.degraded}")

@@ -283,8 +283,8 @@ class SimulatedNetwork:
             if tick % _TICKS_PER_LESSON == 0:
                 replica.apply_learned()
         if self._plan.beat_s:
-            turns = max(1, round(self._plan.beat_s / _TICK_S))
-            for machine in self._row[tick % turns :: turns]:
+            ticks_per_beat = max(1, round(self._plan.beat_s / _TICK_S))
+            for machine in self._row[tick % ticks_per_beat :: ticks_per_beat]:
                 beat = machine.beat(tick, now)
                 if beat is not None:
                     reading = HeartbeatReading(beat, now)

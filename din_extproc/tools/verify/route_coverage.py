@@ -163,10 +163,10 @@ class RouteCoverage:
         if isinstance(routed, Refusal):
             return Miss(routed.message, idle=False)
         if (routed.rule, routed.pool.name) != (rule.id, rule.pool.name):
-            taker = f"rule {routed.rule}" if routed.rule else f"pool {routed.pool.name}"
+            winner = f"rule {routed.rule}" if routed.rule else f"pool {routed.pool.name}"
             known = invertible(rule.condition)
             return Miss(
-                f"{taker} takes its requests" if known else f"no request could be made that meets its condition; {taker} took it", known
+                f"{winner} takes its requests" if known else f"no request could be made that meets its condition; {winner} took it", known
             )
         nodes = self._nodes(routed, reading)
         if isinstance(nodes, Refusal):

@@ -92,9 +92,9 @@ async def _verify(settings: Settings, options: VerifyOptions, rows: tuple[Member
     who = KeyRing(settings.keys).authenticate(f"Bearer {options.key}", "", time.time())
     if isinstance(who, Refusal):
         raise VerifyRefused(who.message)
-    walk = RouteCoverage(make_view(settings, {}), _members(settings, rows), who.tenant, datetime.now(UTC).hour)
+    coverage = RouteCoverage(make_view(settings, {}), _members(settings, rows), who.tenant, datetime.now(UTC).hour)
     async with OutsideClient(options.url, options.key, options.timeout_s) as client:
-        entries, done = list(walk.entries()), []
+        entries, done = list(coverage.entries()), []
         for number, entry in enumerate(entries):
             progress(number / len(entries))
             done.append(await _verified(entry, client, options))
@@ -143,16 +143,16 @@ async def _verified(entry: RouteEntry, client: OutsideClient, options: VerifyOpt
             break
     if not entry.first:
         expected = {node_id: node for node_id, node in expected.items() if node_id in answers}
-    return _judged(found, expected, answers, stated, failures)
+    return _check_answers(found, expected, answers, stated, failures)
 
 
 async def _wave(entry: RouteEntry, client: OutsideClient, count: int, wait_s: float) -> list[tuple[str, OutsideResponse]]:
     """Send `count` requests at once, each with its own trace id."""
     ids = [f"verify-{secrets.token_hex(8)}" for _ in range(count)]
-    return list(zip(ids, await asyncio.gather(*(_asked(entry, client, each, wait_s) for each in ids)), strict=True))
+    return list(zip(ids, await asyncio.gather(*(_send(entry, client, each, wait_s) for each in ids)), strict=True))
 
 
-async def _asked(entry: RouteEntry, client: OutsideClient, trace_id: str, wait_s: float) -> OutsideResponse:
+async def _send(entry: RouteEntry, client: OutsideClient, trace_id: str, wait_s: float) -> OutsideResponse:
     """Send a request, and again while the tenant's limits refuse it."""
     head = entry.head
     while True:
@@ -197,7 +197,7 @@ def _problems(outcome: OutsideResponse, trace_id: str, expected: dict[str, Node]
     return tuple(found)
 
 
-def _judged(
+def _check_answers(
     found: VerifiedEntry, expected: dict[str, Node], answers: dict[str, list[tuple[str, ...]]], stated: set[str], failures: list[str]
 ) -> VerifiedEntry:
     problems = dict.fromkeys(problem for each in answers.values() for answer in each for problem in answer)
