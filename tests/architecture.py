@@ -18,6 +18,13 @@ PRODUCT = ("roles", "settings", "edge", "flow", "wire", "intent", "route", "scre
            "registry", "control", "sim", "audit", "measure", "domain")  # fmt: skip
 """Everything but the tools and the command line that starts them."""
 MAX_POSITIONAL = 5
+PRIVATE_WORDS = {
+    *("asker", "babbled", "beaten", "caught", "commons", "conductor", "crowd", "desk", "doorway", "doubtful", "face", "faces", "guest"),
+    *("hear", "heard", "hears", "heed", "judge", "judged", "keeper", "lessons", "news", "nobody", "placer", "purse", "said", "saying"),
+    *("shown", "standing", "standings", "stranger", "surface", "taker", "tally", "telling", "told", "turnover", "twin", "wish", "wishes"),
+}
+"""Words that no name of ours contains: for each there is a term of the field that an engineer would search for."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TEXTS = {".py", ".md", ".lua", ".yaml", ".yml", ".mjs", ".toml", ".proto", ".sh", ""}
 _IDS = re.compile(r"(?<![\w%.-])(?:[BNR]\d{2,3})\b(?!-)|\btest_(?:[bnr]\d{2,3}_)+")
 """A case's or requirement's id as a word of its own or at the head of a test's name. Linter codes are taken out first."""
@@ -30,6 +37,7 @@ def main() -> int:
     checks = {
         "class names defined twice": class_names_twice(files),
         "own classes imported under another name": renamed_imports(files),
+        "names with a private word": private_names(files),
         "requirement and case ids": ids(),
         f"calls with more than {MAX_POSITIONAL} positional arguments": positional_calls(files),
         "product modules that import tools": imports_of_tools(files),
@@ -55,6 +63,15 @@ def renamed_imports(files: Iterable[Path]) -> list[str]:
         if each.level or (each.module or "").startswith("din_extproc")
         for alias in each.names
         if alias.asname and alias.name.lstrip("_")[:1].isupper()
+    ]
+
+
+def private_names(files: Iterable[Path]) -> list[str]:
+    """Names of classes, functions, parameters, variables and attributes, where they are defined, that contain one of `PRIVATE_WORDS`."""
+    return [
+        f"{_place(file, each)}: {name}"
+        for file, each in _walk(files, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.arg, ast.Name, ast.Attribute)
+        if (name := _defined_name(each)) and not PRIVATE_WORDS.isdisjoint(word.lower() for word in _WORD.findall(name))
     ]
 
 
@@ -102,6 +119,15 @@ def read_nodes(file: Path) -> tuple[ast.AST, ...]:
 
 def _walk(files: Iterable[Path], *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
     return ((file, each) for file in files for each in read_nodes(file) if isinstance(each, kinds))
+
+
+def _defined_name(node: ast.AST) -> str:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+    return ""
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:

@@ -107,5 +107,13 @@ def test_the_package_docstring_names_every_room():
     assert {room for room in rooms if not re.search(rf"\b{room}\b", text)} == set()
 
 
+def test_every_class_that_the_glossary_names_exists():
+    glossary = (ROOT / "deploy" / "docs" / "pages" / "glossary.md").read_text()
+    classes = {item.name for path in SOURCES for item in read_nodes(path) if isinstance(item, ast.ClassDef)}
+    named = set(re.findall(r"`([A-Z][a-z]+[A-Z]?\w*)`", glossary))
+    assert len(named) >= 10
+    assert named - classes == set()
+
+
 def test_the_structure_holds_nothing_that_make_arch_forbids(capsys):
     assert architecture.main() == 0, capsys.readouterr().out

@@ -24,9 +24,9 @@ from din_extproc.schedule.predicted_time import PredictedTime
 
 _TRIED_NODES = 3
 """Named to Envoy: the chosen one and those that retries may try, in order."""
-_SPARE_NODES = 2
+_FALLBACK_NODES = 2
 """Of the pool that takes over, likewise: the second one in case that a node goes before Envoy is asked for it."""
-_SPARES_TRIED, _FALLBACK_NODES_TTL_S = 8, 0.1
+_FALLBACK_NODES_TRIED, _FALLBACK_NODES_TTL_S = 8, 0.1
 """So many requests, within so long, are given the same ones: few need them, and choosing costs each of them."""
 _ANOTHER_CHANCE = 0x5DEECE66D5DEECE6
 _LOOKED_AT = 8
@@ -121,7 +121,7 @@ class _FallbackNodes:
         self.ranking = ranking
         self.nodes = nodes
         self.until = until
-        self.left = _SPARES_TRIED
+        self.left = _FALLBACK_NODES_TRIED
 
 
 class NodeSelector:
@@ -318,9 +318,9 @@ class NodeSelector:
         known = self._fallback_nodes.get(pool)
         if known is None or known.ranking is not ranking or not known.left or request.now > known.until:
             if self.traffic_split.any_partial:
-                nodes = self.traffic_split.order_without_trials(ranking.strategy.pick(_LOOKED_AT, request), _SPARE_NODES)
+                nodes = self.traffic_split.order_without_trials(ranking.strategy.pick(_LOOKED_AT, request), _FALLBACK_NODES)
             else:
-                nodes = ranking.strategy.pick(_SPARE_NODES, request)
+                nodes = ranking.strategy.pick(_FALLBACK_NODES, request)
             known = self._fallback_nodes[pool] = _FallbackNodes(ranking, nodes, request.now + _FALLBACK_NODES_TTL_S)
         known.left -= 1
         return known.nodes

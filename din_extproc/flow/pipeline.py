@@ -258,11 +258,9 @@ def select_pool(context: DecisionContext, request: PendingRequest, routed: Route
         return _STORED_ELSEWHERE
     own, intent = intent, refuse_over_context(context, request, estimate_for_model(context, request, intent, target.pool.model), target)
     node_request = get_node_request(context, request, intent, target)
-    if isinstance(node_request, Refusal):  # what would only overflow stays where it can be served
-        return (
-            node_request if target.degraded not in OVERFLOWS else select_pool(context, request, replace(routed, overflow=False), own, now)
-        )
-    return CandidatePool(target, intent, node_request)
+    if isinstance(node_request, Refusal) and target.degraded in OVERFLOWS:  # what would only overflow stays where it can be served
+        return select_pool(context, request, replace(routed, overflow=False), own, now)
+    return node_request if isinstance(node_request, Refusal) else CandidatePool(target, intent, node_request)
 
 
 def refuse_stored_response(request: PendingRequest) -> bool:

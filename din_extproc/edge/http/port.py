@@ -131,19 +131,19 @@ def _build_problem(status: int, detail: str) -> HttpProblem:
 class _Handler(web.RequestHandler):
     """Connection handler. It enforces time limits and responds to malformed HTTP and oversized heads."""
 
-    __slots__ = ("_asked", "_idle_since", "_port", "_waiting_for_head")
+    __slots__ = ("_has_requests", "_idle_since", "_port", "_waiting_for_head")
 
     def __init__(self, port: "_Server", **options: Any) -> None:
         super().__init__(port, keepalive_timeout=port.timeouts.idle_s, **options)
         self._port = port
-        self._asked = False
+        self._has_requests = False
         self._idle_since: float | None = self._loop.time()
         self._waiting_for_head: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> tuple[bool, float] | None:
         """Return the idle state (see `LimitedConnection`)."""
-        return None if self._idle_since is None else (self._asked, self._idle_since)
+        return None if self._idle_since is None else (self._has_requests, self._idle_since)
 
     def abort(self) -> None:
         """Close the connection at once and discard unsent data."""
@@ -164,7 +164,7 @@ class _Handler(web.RequestHandler):
         super().connection_lost(exc)
 
     def _abort_without_head(self) -> None:
-        if not self._asked:
+        if not self._has_requests:
             self.abort()
 
     async def _handle_request(
@@ -173,7 +173,7 @@ class _Handler(web.RequestHandler):
         start_time: float | None,
         request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
     ) -> tuple[web.StreamResponse, bool]:
-        self._asked, self._idle_since = True, None
+        self._has_requests, self._idle_since = True, None
         seconds = None if request.path in self._port.unlimited_paths else self._port.timeouts.exchange_s
         try:
             async with asyncio.timeout(seconds):

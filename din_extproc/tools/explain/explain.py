@@ -261,10 +261,10 @@ def _answered(known: Explanation, refusal: Refusal, candidates: tuple[Candidate,
     return replace(known, candidates=candidates, refusal=code.code, status=code.status, message=refusal.message)
 
 
-def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: RequestSize, rows: Rows) -> tuple[Candidate, ...]:
+def _dropped(pool: str, selector: NodeSelector, versions: Constraint, size: RequestSize, rows: Rows) -> tuple[Candidate, ...]:
     """The nodes of a pool that can't take the request, and those that would belong to it but take nothing now."""
-    everyone = placer.members.get_nodes(pool)
-    nodes = placer.traffic_split.filter_excluded(everyone)
+    everyone = selector.members.get_nodes(pool)
+    nodes = selector.traffic_split.filter_excluded(everyone)
     summaries = {row.node.id: row.health.summary for row in rows if row.health is not None}
     shapes = filter_shapes(group_by_shape(nodes), size.to_demand(versions))
     fit = () if isinstance(shapes, Refusal) else shapes
@@ -276,7 +276,7 @@ def _dropped(pool: str, placer: NodeSelector, versions: Constraint, size: Reques
     found += [
         Candidate(node=node.id, pool=pool, why=f"left out: {summaries.get(node.id, '')}")
         for node in everyone
-        if (snapshot := placer.traffic_split.get_snapshot(node.id)) is not None and snapshot.excluded
+        if (snapshot := selector.traffic_split.get_snapshot(node.id)) is not None and snapshot.excluded
     ]
     models = {node.model for node in everyone} or {row.node.model for row in rows if pool == row.node.pool}
     found += [

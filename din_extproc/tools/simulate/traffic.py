@@ -87,7 +87,7 @@ class TrafficSource(Struct, frozen=True, kw_only=True):
     operation: Operation = Operation.CHAT
     prompt: Lengths
     output: Lengths
-    asked: int | None = None
+    max_tokens: int | None = None
     """The largest output that clients ask for; None: they don't say."""
     stream: bool = True
     headers: Mapping[str, str] = {}
@@ -156,7 +156,7 @@ def _generate_arrivals(source: TrafficSource, seconds: float, hour: float, chanc
             intent=_make_intent(source, prompt),
             head=head,
             prompt_tokens=prompt,
-            output_tokens=output if source.asked is None else min(output, source.asked),
+            output_tokens=output if source.max_tokens is None else min(output, source.max_tokens),
             prefix=prefix,
             prefix_tokens=prefix_tokens,
             client_timeout_s=source.client_timeout_s,
@@ -168,12 +168,12 @@ def _make_intent(source: TrafficSource, prompt_tokens: int) -> Intent:
         operation=source.operation,
         model=source.model,
         estimate=Estimate(prompt_tokens),
-        output_tokens=source.asked,
+        output_tokens=source.max_tokens,
         stream=source.stream,
         task_tier=source.task_tier,
         version=source.version,
         priority=source.priority,
-        output_each=source.asked,
+        output_each=source.max_tokens,
     )
 
 

@@ -289,7 +289,7 @@ def _make_sources(config: WorkloadYaml, settings: Settings, document: Document) 
             operation=section.operation,
             prompt=section.prompt_tokens.lengths(),
             output=Lengths(0, least=0) if _is_pooled(section.operation) else section.output_tokens.lengths(),
-            asked=section.max_tokens,
+            max_tokens=section.max_tokens,
             stream=section.stream,
             headers={header.lower(): value for header, value in section.headers.items()},
             task_tier=section.task_tier,

@@ -43,7 +43,7 @@ def test_a_workload_is_read_with_its_defaults(tmp_path, settings):
     assert isinstance(workload, Workload), str(workload)
     first, second = workload.sources
     assert (first.name, first.who.tenant.id, first.model, first.prompt.median) == ("requests[0]", "finance", "bx-auto", 300)
-    assert (second.who.tenant.id, second.asked, second.prompt.spread) == ("support", 500, 0.5)
+    assert (second.who.tenant.id, second.max_tokens, second.prompt.spread) == ("support", 500, 0.5)
     assert (workload.seconds, workload.warm_up_s, workload.seed, workload.gateways) == (60, 6, 1, 1)
     assert workload.slo.first_token_p99_s == 2
 
