@@ -2,11 +2,14 @@
 
 import logging
 import time
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from din_extproc.admit.ledger import Claim
 from din_extproc.audit.records import BudgetOrder
+from din_extproc.edge.background import Background
 from din_extproc.edge.http.budget_orders import BudgetForm
 from din_extproc.edge.redis.budgets import TOP_UP
 from din_extproc.edge.redis.ledger import RedisLedger
@@ -15,19 +18,28 @@ from din_extproc.settings.settings import Settings
 from tests.support.configs import read
 from tests.support.exchanges import record
 from tests.support.ledgers import linked
+from tests.support.waiting import until
+from tests.support.webhook_receiver import WebhookReceiver
 
 BUDGETS = """
 budgets:
   limits:
     - {name: all, period: month, tokens: 1000}
     - {name: each, period: month, tokens: 500, tenant: t, key: "*"}
+  webhook: {url: %s, secret: 0123456789abcdef}
 """
 
 
 @pytest.fixture
-async def network(redis_servers, tmp_path):
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as made:
+        yield made
+
+
+@pytest.fixture
+async def network(redis_servers, tmp_path, receiver):
     """Two replicas over one Redis, with what they recorded, and a function that spends."""
-    settings = read(tmp_path, BUDGETS)
+    settings = read(tmp_path, BUDGETS % receiver.url)
     assert isinstance(settings, Settings)
     assert settings.budgets is not None
     async with linked(redis_servers["valkey8"].url) as link:
@@ -71,6 +83,23 @@ async def test_each_level_is_told_once_by_one_replica(network, caplog):
     assert alerts(watches) == {("each:k", "t", "80"): 1, ("each:k", "t", "100"): 1}, "what it refused counts as spent"
     used = dict(next(watches[0].collect_families()).points)
     assert used == {("all", ""): 0.41, ("each:k", "t"): 0.82}
+
+
+async def test_a_warning_is_told_to_the_webhook_once(network, receiver):
+    watches, _, spend = network
+    background = Background()
+    for watch in watches:
+        watch.start(background)
+    await spend("a", 410)
+    for watch in (*watches, *watches):
+        await watch.look()
+    await until(lambda: receiver.taken, "the webhook is told")
+    await background.close()
+    [(signature, body)] = receiver.taken
+    event = msgspec.json.decode(body)
+    assert signature.startswith("t=")
+    assert (event["event"], event["level"], event["budget"], event["tenant"]) == ("budget_warning", 80, "each:k", "t")
+    assert event["tokens"] == {"limit": 500, "spent": 410, "reserved": 0}
 
 
 async def test_counters_of_identities_are_found_by_their_requests(network):

@@ -24,10 +24,14 @@ def engine():
 @pytest.fixture(scope="module")
 def stack(engine):
     config = {
-        "pools": {"p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]}},
+        "pools": {
+            "p": {"model": "m", "engine": "vllm", "nodes": [node("a", engine.address)]},
+            "large": {"model": "large", "engine": "vllm", "nodes": [node("b", engine.address)]},
+        },
         "rules": [{"id": "all", "when": "always", "pool": "p"}],
+        "aliases": {"auto": {"models": ["m", "large"]}},
         "tenants": [tenant("acme", rpm=50), tenant("trial", rpm=1)],
-        "prices": {"currency": "EUR", "models": {"m": {"request": 1.5}}},
+        "prices": {"currency": "EUR", "models": {"m": {"request": 1.5}, "large": {"request": 4}}},
     }
     with Stack(config, gateway={"scrape_s": 0.2, "dashboard": {"keys": [{"id": "other", "hash": _made("other").hash}]}}) as running:
         yield running
@@ -46,7 +50,7 @@ def board(viewer) -> dict:
 
 
 def test_what_happened_stands_there(stack, viewer):
-    assert stack.chat(stream=True).status_code == 200
+    assert stack.chat(model="auto", stream=True).status_code == 200
     assert stack.chat(tenant_name="trial").status_code == 200
     refused = stack.chat(tenant_name="trial")
     assert refused.status_code == 429
@@ -54,13 +58,14 @@ def test_what_happened_stands_there(stack, viewer):
     shown = board(viewer)
     assert shown["rules"]["all"]["requests"] == 2
     assert shown["problems"] == []
-    (row,) = shown["nodes"]
+    row, _ = shown["nodes"]
     assert (row["id"], row["state"], row["pools"]) == ("a", "ready", ["p"])
     assert row["running"] == 0
     tenants = {each["id"]: each for each in shown["tenants"]}
     assert (tenants["acme"]["here"]["requests"], tenants["acme"]["requests"], tenants["acme"]["rpm"]) == (1, 1, 50)
     assert tenants["trial"]["here"]["refused"] == 1
-    stack.eventually(lambda: {each["id"]: each["cost"] for each in board(viewer)["tenants"]}["acme"] == "1.50 EUR", "the cost of today")
+    costs = {"acme": "1.50 EUR (2.50 saved)", "trial": "1.50 EUR"}
+    stack.eventually(lambda: {each["id"]: each["cost"] for each in board(viewer)["tenants"]} == costs, "the cost of today")
     event = shown["events"][0]
     assert (event["what"], event["code"], event["trace_id"]) == ("refused", "rate_limit_exceeded", refused.headers["x-din-trace-id"])
     assert event["tenant"] == "trial"

@@ -14,6 +14,7 @@ import redis
 from aiohttp import web
 
 from tests.support.certificates import Authority
+from tests.support.columns import audited
 from tests.support.providers import PIECES, SOUND, Provider
 from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, events, node, tenant
@@ -65,6 +66,7 @@ class Site:
                 {"id": "near", "when": {"model": "m"}, "pool": "local", "fallback": "cloud"},
             ],
             "tenants": [tenant("acme"), {**tenant("clinic"), "stays_on_site": True}],
+            "prices": {"currency": "EUR", "models": {"far": {"output": 1, "generated_image": 0.04}}},
             "envoy": {"health_check": False, "retry": {"attempts": 0}},
             "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k1": {"file": str(self.folder / "audit.key")}}, "flush_ms": 50},
         }
@@ -233,6 +235,9 @@ def test_sound_and_pictures_pass_and_are_metered(site):
     ]  # fmt: skip
     cost = {path: stack.cost(reply) for path, reply in (("speech", speech), ("picture", picture), ("count", count))}
     assert cost["picture"] == (10, 4160)
+    trace = picture.headers["x-din-trace-id"]
+    stack.eventually(lambda: trace in audited(stack), "the picture is in the audit log")
+    assert (audited(stack)[trace]["images"], audited(stack)[trace]["cost"]) == (1, 4160 * 1000 + 40_000_000)
     assert cost["count"] == (0, 0)
     prompt, output = cost["speech"]
     assert 4 <= prompt <= 16

@@ -3,50 +3,22 @@
 import hashlib
 import hmac
 import logging
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
 
 from din_extproc.edge.http.webhook import Webhook
+from tests.support.webhook_receiver import WebhookReceiver
 
 SECRET = "0123456789abcdef"
 AT = 1_798_761_600
 
 
-class Receiver:
-    """A receiver that answers with these statuses in turn, then with 200."""
-
-    def __init__(self) -> None:
-        self.statuses: list[int] = []
-        self.taken: list[tuple[str, bytes]] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.taken.append((self.headers["x-din-signature"], self.rfile.read(int(self.headers["content-length"]))))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
-
-
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    thread = threading.Thread(target=made.server.serve_forever)
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as made:
+        yield made
 
 
 @pytest.fixture
