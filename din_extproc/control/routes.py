@@ -41,7 +41,7 @@ ROUTE_CONFIGURATION = "din"
 UNDECIDED = "undecided"
 SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
 """Where a tenant's key or session can stand: a node has no use for it."""
-USERS = [f"x-openwebui-{name}" for name in ("user-name", "user-id", "user-email", "user-role", "chat-id", "message-id")]
+USERS = [f"x-openwebui-{name}" for name in ("user-name", "user-id", "user-email", "user-role")]
 """Who the person behind a request is, by the word of chat UIs: a node has no use for it either."""
 WHOLE_HEADER = "x-din-whole"
 """Set for an answer that is complete when it begins: its node is silent for as long as it works."""

@@ -106,7 +106,7 @@ def test_a_chat_ui_s_user_is_the_tenant_where_that_is_configured_and_never_known
     assert stack.logged(reply)["tenant"] == exchange["headers"]["x-openwebui-user-id"]
     _, seen = engines.members["g"].seen()
     asked = next(each for each in seen if dict(each["headers"]).get("x-din-trace-id") == reply.headers["x-din-trace-id"])
-    assert [name for name, _ in asked["headers"] if "openwebui" in name] == []
+    assert [name for name, _ in asked["headers"] if "openwebui-user" in name] == []
 
 
 def test_the_page_has_every_client_and_names_no_other():
