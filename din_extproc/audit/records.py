@@ -23,7 +23,7 @@ class AdmissionRecord(AuditEvent, frozen=True, kw_only=True, omit_defaults=True,
     model: str
     pool: str
     node_id: str
-    """The one that was chosen; a retry may have taken another."""
+    """The chosen node; a retry may have used another."""
     reserved_tokens: int
 
 
@@ -81,7 +81,7 @@ class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, ta
     pool: str = ""
     rule: str = ""
     node_id: str = ""
-    """The one that answered, "" when none did."""
+    """The node that answered, "" when none did."""
     outcome: str
     status: int
     prompt_tokens: int

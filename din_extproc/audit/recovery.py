@@ -21,7 +21,7 @@ class LogResumption(Struct, frozen=True, kw_only=True):
     seq: int = 0
     """The last record that there was."""
     before: bytes = chain.LOG
-    """The MAC of the last one that there is."""
+    """The MAC of the last record."""
     sealed: int = 0
     manifest: bytes = chain.MANIFEST
     gap: Gap | None = None

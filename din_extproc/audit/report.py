@@ -8,12 +8,12 @@ from din_extproc.audit.records import Witness
 
 
 def make_segment_name(replica: str, number: int) -> str:
-    """What a segment's file is called."""
+    """Return the file name of a segment."""
     return f"{replica}-{number:06d}.jsonl"
 
 
 def make_manifest_name(replica: str) -> str:
-    """What the manifest is called."""
+    """Return the file name of the manifest."""
     return f"{replica}.manifest.jsonl"
 
 
@@ -23,7 +23,7 @@ def make_head_name(replica: str) -> str:
 
 
 class AuditFinding(Struct, frozen=True, omit_defaults=True):
-    """One thing that is not as it was written."""
+    """One deviation from what the writer signed."""
 
     file: str
     what: str
@@ -36,7 +36,7 @@ class AuditFinding(Struct, frozen=True, omit_defaults=True):
     trace_id: str = ""
     """What the record says now."""
     reported: bool = field(default=False, name="told")
-    """The writer itself says so, in a `gap`."""
+    """The writer itself reported it in a `gap` record."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
@@ -45,7 +45,7 @@ class AuditFinding(Struct, frozen=True, omit_defaults=True):
 
 
 class AuditReport(Struct, kw_only=True):
-    """What one replica's log turned out to be."""
+    """The result of verifying one replica's log."""
 
     replica: str
     network: str = ""

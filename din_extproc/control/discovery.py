@@ -55,7 +55,7 @@ class DiscoveryStream:
 
     Args:
         snapshot: what is served.
-        delta: the client speaks the incremental protocol.
+        delta: the client uses the incremental (delta) protocol.
     """
 
     def __init__(self, snapshot: Snapshot, *, delta: bool) -> None:
@@ -135,7 +135,7 @@ class DiscoveryStream:
             return
         self._offers += 1
         if type_url == CLUSTER and ASSIGNMENT in self._subscriptions:
-            # A cluster that is told anew waits for its nodes to be told anew, whether they have changed or not.
+            # Envoy warms an updated cluster until it receives its endpoints again, changed or not.
             self._subscriptions[ASSIGNMENT].forget(offer.names_sent)
         yield _make_delta(type_url, offer) if self._delta else _make_state_of_the_world(type_url, offer)
 

@@ -205,7 +205,7 @@ def _make_removals() -> Mutations:
 
 
 def remote_cluster(name: str, address: SocketAddress, topology: Topology, *, ca: str | None) -> Cluster:
-    """A server on another site. `ca`: PEM, who issues its certificate; None: it speaks in the clear."""
+    """A server on another site. `ca`: PEM, who issues its certificate; None: plain text."""
     auto = HttpProtocolOptionsAutoHttpConfig(http_protocol_options=Http1ProtocolOptions(), http2_protocol_options=Http2ProtocolOptions())
     explicit = HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions())
     protocol = UpstreamProtocolOptions(auto_config=auto) if ca is not None else UpstreamProtocolOptions(explicit_http_config=explicit)

@@ -172,7 +172,7 @@ def _mesh_cluster(service: SocketAddress) -> str:
 
 
 def _patches(topology: Topology, mesh: Mesh) -> Iterator[dict[str, Any]]:
-    """Clusters first: a route to one that is not there would be refused."""
+    """Clusters first: Istio rejects a route to an unknown cluster."""
     context = "GATEWAY" if mesh.mode == "gateway" else "SIDECAR_OUTBOUND"
     for cluster in build_pool_clusters(topology):
         yield {"applyTo": "CLUSTER", "match": {"context": context}, "patch": {"operation": "ADD", "value": to_plain(cluster)}}

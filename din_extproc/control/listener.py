@@ -1,6 +1,6 @@
-"""The door: one listener that speaks HTTP/1.1 and HTTP/2, and what it refuses before any filter runs.
+"""The downstream listener: HTTP/1.1 and HTTP/2, and the requests that it rejects before any filter runs.
 
-Invariant: a path reaches the sidecar as the client spelled it. Whoever normalises it here opens a second spelling of every route.
+Invariant: a path reaches the sidecar as the client sent it. Normalising it here would give every route a second spelling.
 """
 
 from envoy_data_plane.envoy.config.core.v3 import (

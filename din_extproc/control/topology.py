@@ -22,7 +22,7 @@ _MAX_BODY_BYTES = 1 << 30
 
 
 class TlsTrust(Struct, frozen=True, kw_only=True):
-    """How Envoy speaks TLS to somebody: paths of PEM files on its machine."""
+    """TLS settings of a connection from Envoy: paths of PEM files on its machine."""
 
     ca: str
     cert: str | None = None
@@ -49,7 +49,7 @@ class SocketAddress(Struct, frozen=True):
     host: str
     port: int
     tls: TlsTrust | None = None
-    """How it is spoken to. None: in the clear."""
+    """TLS of connections to it. None: plain text."""
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -244,7 +244,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     identity: IdentityRules = NO_IDENTITIES
     """Whose tokens Envoy verifies, and what it says of connections."""
     tls: ListenerTls | None = None
-    """How clients speak to the listener. None: in the clear."""
+    """TLS of the listener. None: plain text."""
     health_path: str | None = None
     """Where load balancers ask the listener whether it serves. None: it is a path like any other."""
 

@@ -44,7 +44,7 @@ class Outcome(StrEnum):
 
 
 UPSTREAM_FAULTS = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED})
-"""Outcomes that are failures of the node; one that is busy does what it should."""
+"""Outcomes that count as failures of the node. A busy node (429) is not at fault."""
 
 
 BREAKS = frozenset({"UC", "UR"})

@@ -1,7 +1,7 @@
 """One attempt at a node of two pools that take different requests: the request is translated for the engine that is asked this time.
 
 Rule: nothing is decided here. The request was admitted and its nodes were chosen before its first attempt; Envoy asks again for an attempt
-because its cluster of the two pools says so, and the decision left a plan for that in a header.
+because its cluster holds the nodes of both pools, and the decision left a plan for that in a header.
 """
 
 from msgspec import Struct
@@ -91,7 +91,7 @@ def moved_request(granted: Decision, parsed: ParsedRequest) -> NodeRequest | Non
 
 
 def translate_attempt(context: DecisionContext, head: RequestHead, body: bytes) -> Send | Refusal:
-    """Return the request in the words of the engine that Envoy has chosen.
+    """Return the request in the dialect of the engine that Envoy has chosen.
 
     Args:
         context: The worker's.

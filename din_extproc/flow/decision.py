@@ -66,7 +66,7 @@ class DecisionContext(Struct, kw_only=True):
     queue: RequestQueue
     """Where requests wait for tokens and slots."""
     lease_ms: int
-    """How long a request keeps its slots without being heard of."""
+    """How long a request keeps its slots without a renewal."""
     revoked: frozenset[str] = frozenset()
     """Ids of keys that are valid no more, whatever the view says."""
     stopped: AbstractSet[str] = frozenset()

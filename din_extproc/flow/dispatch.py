@@ -26,7 +26,7 @@ from din_extproc.observe.outcome import bound_usage
 from din_extproc.route.table import Routed
 
 _RETRY_LONGER = (("x-envoy-retry-on", "retriable-status-codes"), ("x-envoy-retriable-status-codes", "400,413,422"))
-"""Envoy also tries the next node when this one calls the request too long, whichever of these its engine says so with."""
+"""Statuses with which engines reject a prompt as too long; Envoy retries them on the next node."""
 _SECRETS = ("authorization", "x-api-key")
 _UNPRICED = frozenset({Metering.REQUEST, Metering.SECONDS})
 """The engine says only in its answer how long the audio was; what costs no tokens costs nothing."""

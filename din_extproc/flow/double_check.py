@@ -20,7 +20,7 @@ from din_extproc.intent.splice import splice_values
 NODES_COMPARED = 3
 """Nodes at most: two, and a third when they differ."""
 _ENGINES = frozenset({"vllm", "sglang", "llamacpp", "tensorrt_llm"})
-"""Whose pools speak OpenAI's API and take `logprobs`."""
+"""Engines with OpenAI's API that accept `logprobs`."""
 _INCOMPARABLE = ("tools", "functions", "response_format", "best_of", "n_cmpl", "echo")
 _WAITING = 32
 _WHOLE = {"stream": b"false", "n": b"1"}
@@ -48,7 +48,7 @@ class DoubleCheck(Struct, frozen=True):
     path: str
     body: bytes
     node: Node
-    """The one that the request went to."""
+    """The node that served the request."""
     tokens: int
     """What one answer to it may cost, prompt included."""
     sampled: bool = False

@@ -41,7 +41,7 @@ class ExtAuthzHandler(ExchangeHandler):
 
     async def _verdict(self, parsed: ParsedRequest, began: float, wall: float) -> Verdict | Refusal:
         context, who = self._context, self.who
-        assert who is not None  # noqa: S101 - `accept` has authenticated whoever sent a body
+        assert who is not None  # noqa: S101 - `accept` has authenticated the tenant of every body
         permitted = await decide_permit(context, self, who, parsed.intent, began=began, wall=wall)
         if isinstance(permitted, Refusal):
             return permitted

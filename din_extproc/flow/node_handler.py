@@ -32,7 +32,7 @@ class BatchWindow(Protocol):
     """Holds requests back until their batch goes."""
 
     async def hold(self, tokens: int) -> None:
-        """Return when a request with a prompt of so many tokens may go. Whoever is cancelled meanwhile is not waited for."""
+        """Return when a request with a prompt of so many tokens may go. A cancelled request no longer holds up others."""
 
 
 class NodeHandlerFactory(Struct):

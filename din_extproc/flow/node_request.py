@@ -1,6 +1,6 @@
 """From a request to what its node is asked: OpenAI's bytes with a few of them spliced, or the same in the engine's own words.
 
-Rule: for an engine that speaks OpenAI's words the body changes by splices only; every byte that no splice names is the client's.
+Rule: for an engine with OpenAI's API the body changes by splices only; every byte that no splice names is the client's.
 """
 
 from collections.abc import Mapping

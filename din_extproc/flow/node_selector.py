@@ -230,7 +230,7 @@ class NodeSelector:
         self.load.remove_lease(lease)
 
     def on_membership(self, delta: MembershipDelta) -> None:
-        """Add the nodes that joined and remove those that left: no decision from here on names one that left."""
+        """Add the nodes that joined and remove those that left: later decisions name no removed node."""
         self.set_members(self.members.apply_delta(delta))
 
     def on_breakers(self, breakers: BreakerSnapshots) -> None:
@@ -326,7 +326,7 @@ class NodeSelector:
         return known.nodes
 
     def _split_traffic(self, pool: str, picker: Picker, tries: int, request: PlacementRequest) -> tuple[Node, ...] | Refusal:
-        """Choose while some nodes get only a part. Whose turn it was and who had to pass has had it: the next one is asked for again."""
+        """Choose while some nodes get only a fraction of their requests. A skipped node forfeits its turn: the strategy picks again."""
         shares, among = self.traffic_split, max(1, len(self.members.get_nodes(pool)))
         shares.count_request(pool)
         nodes = picker.pick(_LOOKED_AT, request)

@@ -272,7 +272,7 @@ def refuse_stored_response(request: PendingRequest) -> bool:
 
 
 def get_node_request(context: DecisionContext, request: PendingRequest, intent: Intent, target: PlacementTarget) -> NodeRequest | Refusal:
-    """Stage 7: the request in the words of the pool's engine, by its policy for sensitive data; a placeholder where there is no body."""
+    """Stage 7: the request in the dialect of the pool's engine, by its policy for sensitive data; a placeholder where there is no body."""
     if request.parsed is None:
         return _NO_BODY
     screening = context.view.pool_screenings.get(target.pool.name)

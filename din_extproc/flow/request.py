@@ -196,7 +196,7 @@ class ExtProcHandler(ExchangeHandler):
 
     async def _verdict(self, parsed: ParsedRequest, began: float, wall: float) -> Verdict | Refusal:
         context, who = self._context, self.who
-        assert who is not None  # noqa: S101 - `accept` has authenticated whoever sent a body
+        assert who is not None  # noqa: S101 - `accept` has authenticated the tenant of every body
         decision = await decide(context, self, who, parsed.intent, began=began, wall=wall)
         if isinstance(decision, Refusal):
             return decision
@@ -247,7 +247,7 @@ class ExtProcHandler(ExchangeHandler):
         return Translation(node_request.dialect, named, node_request.stream, self.head, self.trace_id).choose_treatment(head)
 
     def on_response_failure(self, error: Exception) -> Replacement:
-        """Nobody gets a node's own words for a fault of ours."""
+        """Replace the node's answer when the sidecar fails to translate it."""
         self._context.observer.on_fault(error, self.trace_id)
         return build_unreadable_response(self.head, self.trace_id)
 

@@ -44,7 +44,7 @@ class ModelFacts(Struct, frozen=True):
 NO_GLOBAL_LIMITS = GlobalLimits()
 _REMEMBERED = 8192
 UNLISTED = ""
-"""Stands for all tenants that are not listed."""
+"""Applies to all tenants that are not listed."""
 
 
 class ScreeningPolicy(Struct, frozen=True):

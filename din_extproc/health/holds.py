@@ -1,6 +1,6 @@
 """The orders of operators for nodes, as one replica knows them.
 
-Invariant: of each node the newest order counts, whatever the order in which replicas hear of them.
+Invariant: the newest order of each node applies, in whichever sequence a replica receives them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ class NodeHolds:
         return None if order is None or order.kind is HoldKind.NONE else order
 
     def newest(self, node_id: str) -> NodeHold | None:
-        """Return the newest order, also one that took another back."""
+        """Return the newest order; it may be a revocation."""
         return self._latest.get(node_id)
 
     def snapshots(self, now: float) -> dict[str, BreakerSnapshot]:

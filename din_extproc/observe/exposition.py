@@ -15,7 +15,7 @@ _SLICE = 120
 _ALONE = 4
 """A line by itself takes as long as so many of a histogram."""
 _LABELS = b"\0"
-"""Stands in a histogram's form for the labels."""
+"""Placeholder of the labels in a histogram's template."""
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 

@@ -37,7 +37,7 @@ IDENTITY = "din.identity"
 """What a tenant was known by: `key`, `jwt`, `certificate` or `gateway`."""
 
 OTHER = "other"
-"""Stands for every label value past a cap."""
+"""Replaces every label value beyond a cap."""
 
 
 class InstrumentKind(StrEnum):

@@ -229,7 +229,7 @@ def _is_final(ending: ExchangeEnding) -> bool:
 
 
 def _is_possible(ending: ExchangeEnding, reported: Usage) -> bool:
-    """Whether an engine can have used that much: one that lies, or counts wrongly, does not empty a tenant's bucket."""
+    """Whether an engine can have used that much: a wrong count must not empty a tenant's bucket."""
     most_prompt, most_output = bound_usage(
         ending.prompt_estimate, ending.context, ending.output_asked, one_prompt=ending.one_prompt, media=ending.media
     )

@@ -122,7 +122,7 @@ class EnvoySection(Section):
     listener: ListenAddress = Endpoint("0.0.0.0", 10000)
     admin: LoopbackAddress = Endpoint("127.0.0.1", 9901)
     tls: ListenerTlsSection | None = None
-    """None: clients speak to the listener in the clear."""
+    """TLS of the listener. None: plain text."""
     sidecar_tls: EnvoyTlsSection | None = None
     """How Envoy connects to the sidecar's ports that have a `tls`."""
     body_limit_mib: Annotated[int, Field(ge=1, le=1024)] = 32

@@ -1,6 +1,6 @@
 """The sidecar itself: where it listens, how many workers it has, where its counters live.
 
-Rule: an address here is one that we listen on; that of Envoy's listener is in `envoy.py`.
+Rule: an address here is a listening address of the sidecar; that of Envoy's listener is in `envoy.py`.
 """
 
 import re

@@ -49,7 +49,7 @@ class HealthSection(Section):
     """`health:`."""
 
     breaker: bool = True
-    """False: only probes speak for or against a node, not what becomes of requests. Switching it off, or `probe`,
+    """False: only probes change a breaker, outcomes of requests do not. Switching it off, or `probe`,
     lets go of whom it has left out."""
     failover_threshold: ThresholdSection = ThresholdSection()
     failure_share: _Share = _POLICY.failure_share

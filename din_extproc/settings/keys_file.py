@@ -1,6 +1,6 @@
 """The file of keys that `din-extproc keys` keeps: which tenant each belongs to, its hash, when it expires.
 
-Rule: the file holds hashes only; one that is not there yet holds no key.
+Rule: the file holds hashes only; a missing file is read as one without keys.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class StoredKeys(Struct, frozen=True):
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whoever has a key there."""
+        """The owner of a key."""
         return frozenset(key.tenant for key in self.keys)
 
     @property

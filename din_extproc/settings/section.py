@@ -71,7 +71,7 @@ def _read_with(read: Callable[[str], Endpoint]) -> BeforeValidator:
 
 
 def one_or_many(value: Any) -> Any:
-    """A single item stands for a list of one."""
+    """Read a single item as a list of one."""
     if isinstance(value, list):
         return tuple(value)
     return (value,) if isinstance(value, str) else value

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _ROUNDING_MS = 1e-3
 """Whole milliseconds that are held in seconds come back whole."""
 LEASE_MS = 1 << 40
-"""Nobody renews leases in virtual time."""
+"""Leases are not renewed in virtual time."""
 
 
 class VirtualClock:
@@ -64,7 +64,7 @@ class VirtualLedger:
 
 
 class Pause:
-    """What a decision awaits where one that serves would wait. `resume` returns it, and goes on with its result.
+    """Awaited by a decision where a serving process would wait for I/O. `resume` returns it, and goes on with its result.
 
     Args:
         what: Tells the tool what is waited for.

@@ -37,7 +37,7 @@ class _Seen(dict[bytes, tuple[str, str]]):
 
     def __missing__(self, entry: bytes) -> tuple[str, str]:
         header = HeaderValue.FromString(entry)
-        raw = header.raw_value or header.value.encode()  # an Envoy that is told so puts text into `value`
+        raw = header.raw_value or header.value.encode()  # an Envoy with that setting puts text into `value`
         name, value = header.key.lower(), raw.decode("latin-1")
         if len(entry) <= _SEEN_BYTES and name not in _NOT_KEPT:
             if len(self) >= _SEEN_MAX:

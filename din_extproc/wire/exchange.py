@@ -277,7 +277,7 @@ class Exchange:
         return _IGNORE
 
     def _on_answer_start(self, _event: ResponseHeaders) -> Command:
-        """One that Envoy gave by itself, or that was given here."""
+        """A local reply of Envoy, or an immediate response of the sidecar."""
         self.state = State.ANSWERING
         return self._answer
 

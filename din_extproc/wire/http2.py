@@ -394,6 +394,6 @@ class H2Connection(Generic[H, S]):
             self._receiver.cut(stream)
 
 
-def _require(condition: bool, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:  # noqa: FBT001 - an assertion that speaks to the peer
+def _require(condition: bool, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:  # noqa: FBT001 - an assertion about the peer's frames
     if not condition:
         raise GoAwayError(code, reason)

@@ -78,7 +78,7 @@ class AuditLog:
         self._head_due = False
         self._synced_at = 0.0
         self._lost = self._reported = 0
-        """Events that were dropped since the log last said so, and how many of them the signed lines say."""
+        """Events dropped since the last written `gap` record, and the number of them that the signed lines report."""
         self.failing = ""
         """Why nothing can be written, "" when it can."""
         self.written = 0

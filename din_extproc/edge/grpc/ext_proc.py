@@ -28,7 +28,7 @@ class RequestHandler(VerdictHandler, Protocol):
         """
 
     def ended(self, *, cut: bool = True) -> None:
-        """The HTTP exchange is over. Called once, always, after `decide` returned or heard its cancellation.
+        """The HTTP exchange is over. Called once, always, after `decide` returned or was cancelled.
 
         `cut`: the connection to Envoy is gone, or the stream failed here, so an entry of the access log may not follow. An Envoy that
         resets the stream is alive and reports the exchange: so it ends every stream whose response has no trailers.

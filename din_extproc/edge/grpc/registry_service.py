@@ -31,7 +31,7 @@ _STATES = {
 _STATE_BY_NUMBER = {number: state for state, number in _STATES.items()}
 _LOAD = ("waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes")
 _DEFAULTS = {"tp_world_size": 1, "max_concurrency": 64}
-"""What 0 stands for."""
+"""Values of fields that are 0."""
 
 
 class NodeRegistryService:
@@ -148,7 +148,7 @@ class _RegistryCall:
 
 
 class _RegistryWatchCall(CallHandler):
-    """Is told every node, then each change, until its client goes or the server drains."""
+    """Sends every node, then each change, until the client disconnects or the server drains."""
 
     def __init__(self, call: ServerCall, auth: RegistryAuth, watches: set["_RegistryWatchCall"]) -> None:
         self._call = call

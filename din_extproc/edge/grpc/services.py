@@ -183,7 +183,7 @@ class _HealthCheckCall:
 
 
 class _HealthWatchCall:
-    """Is told the status now and after each change, until its client goes or the server drains."""
+    """Sends the status now and after each change, until the client disconnects or the server drains."""
 
     __slots__ = ("_call", "_health", "_request", "_watches")
 

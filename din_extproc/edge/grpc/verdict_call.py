@@ -108,7 +108,7 @@ class VerdictCall(ABC, Generic[H]):
     def _close(self) -> None:
         """End the call's part in its service, and cancel a decision that still runs."""
         self._over = True
-        deciding, self._deciding = self._deciding, None  # they know each other: left alone, only a collection would free them
+        deciding, self._deciding = self._deciding, None  # a reference cycle: without this only the garbage collector would free them
         if deciding is not None:
             deciding.cancel()
         service = self._service

@@ -62,7 +62,7 @@ class HealthMonitor:
         self.breakers = BreakerRegistry()
         self.holds = NodeHolds()
         self.prober: Prober | None = None
-        """None: nodes are not probed, and other replicas are not heard."""
+        """None: nodes are not probed, and results of other replicas are ignored."""
         self.settings = settings
         self._on_change = on_change
         self._on_stopped = on_stopped

@@ -1,6 +1,6 @@
 """Operators' orders for nodes as a part of the accounting process: shared by all replicas, and applied as soon as they are known.
 
-Rule: what a replica has heard it keeps, and writes again into a Redis that has lost it.
+Rule: a replica keeps every order that it has received, and writes it again into a Redis that has lost it.
 """
 
 import contextlib

@@ -223,7 +223,7 @@ def _pasts(folders: Iterable[Path], operations: Mapping[str, Operation]) -> Iter
 
 
 def _past(text: bytes, operations: Mapping[str, Operation]) -> ReplayedRequest | None:
-    """What a line says of a request; None: it speaks of something else, or is none."""
+    """Return the request of a line; None: the line records something else, or is malformed."""
     line = parse_line(text)
     event = None if line is None else decode_line(line, SettlementRecord) or decode_line(line, RefusalRecord)
     if event is None:

@@ -251,7 +251,7 @@ def head_of(past: ReplayedRequest, intent: Intent, who: Authenticated, table: Ro
 def intent_of(
     tags: Tags, operation: str, prompt_tokens: int, *, stream: bool, operations: Mapping[str, Operation] = BUILT_IN
 ) -> Intent | None:
-    """The intent that a record's tags speak of; None: they name no operation. What was expected of its answers counts for all of them."""
+    """Return the intent of a record's tags; None: they name no operation. What was expected of its answers counts for all of them."""
     known = operations.get(operation)
     if not tags.model or known is None:
         return None

@@ -176,7 +176,7 @@ class SimulatedNetwork:
         return trouble is not None and trouble.kind is kind and self._chance.random() < trouble.share
 
     def _on_attempt_failed(self, machine: SimulatedNode, call: SimulatedCall, now: float, reason: str) -> None:
-        """The latest attempt failed; its gateway hears of it."""
+        """Report the failed latest attempt to its gateway."""
         call.replica.on_attempt_failed(FailedAttempt(machine.node.id, reason, (now - call.sent) * 1000, call.sent, origin=call.origin), now)
         self._apply_changes(call.replica, now)
 

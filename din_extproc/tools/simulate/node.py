@@ -115,7 +115,7 @@ class SimulatedNode:
             self.engine.change_spec(self.kind.spec, self._find_own_spec(now))
 
     def beat(self, sequence: int, now: float) -> Heartbeat | None:
-        """What an agent beside it says; None: it is idle and said so before, or there is no agent."""
+        """Return the agent's heartbeat; None: the node is still idle, or has no agent."""
         engine, idle = self.engine, self.engine.next_at is None
         if (idle and self._was_idle) or self.down or self.stalled:
             return None

@@ -58,7 +58,7 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     longest_open_s: float = BreakerPolicy().max_open_s
     """The longest pause that a busy node is given."""
     breaker: bool = True
-    """Breakers hear what becomes of requests, not of probes alone."""
+    """Breakers count outcomes of requests, not only of probes."""
     probes: ProbePlan | None = None
     half_lives_s: Mapping[str, float] = {}
     """By pool: how quickly the pace of nodes is forgotten."""

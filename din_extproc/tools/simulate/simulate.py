@@ -192,7 +192,7 @@ class _Scene(Struct, frozen=True):
         )
 
     def _make_random(self, name: str) -> Random:
-        return Random(f"{self.workload.seed} {name}")  # noqa: S311 - nobody guesses here
+        return Random(f"{self.workload.seed} {name}")  # noqa: S311 - not for secrets
 
 
 def _make_scene(

@@ -37,7 +37,7 @@ _WARM_UP = 0.1
 
 
 def _read_several(value: Any) -> Any:
-    """One kind stands for a list of one."""
+    """Read one kind as a list of one."""
     return (value,) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
