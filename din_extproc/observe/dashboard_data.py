@@ -1,4 +1,4 @@
-"""What the dashboard shows, as it goes to the page.
+"""Data of the dashboard, as it is sent to the page.
 
 Rule: names of the operator's, numbers, codes and trace ids; what is not known is left out.
 """
@@ -13,11 +13,11 @@ from din_extproc.observe.timelines import TimelineData
 
 
 class BreakerView(Struct, frozen=True, omit_defaults=True):
-    """What a circuit breaker says, where it is not closed, and what the last probe said."""
+    """The state and reason of a breaker that is not closed, and the result of the last probe."""
 
     state: str = "closed"
     share: float = 1.0
-    """What it gets of its requests, 0 to 1."""
+    """Share of its requests that it gets, 0 to 1."""
     reason: str = ""
     probe: str = ""
     """Why the last probe failed."""
@@ -108,7 +108,7 @@ class DashboardChange(Struct, frozen=True):
 
 
 def diff_dashboards(before: DashboardData, board: DashboardData) -> DashboardChange:
-    """What a page that shows `before` needs to show `board`."""
+    """Return the change that turns the page from `before` to `board`."""
     old = {row.id: row for row in before.nodes}
     changed = tuple(row for row in board.nodes if old.get(row.id) != row)
     gone = tuple(old.keys() - {row.id for row in board.nodes})

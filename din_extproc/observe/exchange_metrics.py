@@ -1,4 +1,4 @@
-"""What finished exchanges add to the metrics.
+"""Metrics of finished exchanges.
 
 Rule: nothing that a client wrote becomes a label: tenants, models, pools, rules and nodes are names of the operator's.
 """
@@ -13,7 +13,7 @@ from din_extproc.observe.families import CAP, Counts, Distributions, Family, mak
 
 
 def operation_name(operation: str) -> str:
-    """What the conventions call an operation; "" for one that they do not know."""
+    """Return the operation's name in OpenTelemetry's conventions; "" if they have none."""
     known = BUILT_IN.get(operation)
     return "" if known is None else known.spec.convention
 

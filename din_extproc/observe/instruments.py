@@ -34,7 +34,7 @@ LIMIT = "din.limit"
 BUDGET = "din.budget.name"
 LEVEL = "din.budget.level"
 IDENTITY = "din.identity"
-"""What a tenant was known by: `key`, `jwt`, `certificate` or `gateway`."""
+"""How a tenant was identified: `key`, `jwt`, `certificate` or `gateway`."""
 
 OTHER = "other"
 """Replaces every label value beyond a cap."""

@@ -70,7 +70,7 @@ _RESETS = frozenset({"UF", "UR", "UC", "LR", "UPE", "DF"})
 _CUT = _TIMEOUTS | _CLIENT_GONE | _RESETS
 _UNCHARGED = frozenset({Outcome.UPSTREAM_BUSY, Outcome.UPSTREAM_ERROR, Outcome.CLIENT_ERROR})
 _IN_BAND = {"request": Outcome.CLIENT_ERROR, "busy": Outcome.UPSTREAM_BUSY}
-"""What `usage.lua` says of an in-band error that is not the node's fault."""
+"""Mark of `usage.lua` for an in-band error that is not the node's fault."""
 _DELTA_BYTES_PER_TOKEN = 6
 _DELTAS_OF_ONE_TOKEN = (7, 64)
 """Bytes per delta, and beyond that: no more, and every event has one token. More: the engine puts several into one."""
@@ -84,11 +84,11 @@ _BODY_BYTES_PER_TOKEN = 4
 _UNSEEN = 64
 """Output tokens that may pass without a byte: marks of turns, of reasoning and of tool calls."""
 _ENVELOPE_BYTES = 350
-"""What surrounds the text of a JSON answer."""
+"""Bytes around the text of a JSON answer."""
 
 
 class ExchangeEnding(Struct, frozen=True, gc=False):
-    """What is known of a finished exchange before it is judged. Token counts None: not told."""
+    """Facts about a finished exchange before it is classified. Token counts None: not reported."""
 
     status: int
     """0: no answer was sent."""
@@ -177,7 +177,7 @@ def _is_by_node(ending: ExchangeEnding) -> Outcome:
 
 
 def compute_usage(ending: ExchangeEnding, ended_as: Outcome) -> Usage:
-    """What the exchange costs: the two tables above."""
+    """Return the charge of the exchange, by the two tables above."""
     if not (ending.images or ending.audio_estimate or ending.audio_seconds):
         return _compute_tokens(ending, ended_as)
     plausible = 0 < ending.audio_seconds <= _AUDIO_ESTIMATES * max(1, ending.audio_estimate)

@@ -17,7 +17,7 @@ def select_series(instrument: Instrument, suffix: str = "", **labels: str) -> st
 
 
 def rate(instrument: Instrument, *by: str, window: str = WINDOW, suffix: str = "", **labels: str) -> str:
-    """What comes per second, by these attributes."""
+    """The rate per second, by these attributes."""
     return f"sum{_group_by(*by)}(rate({select_series(instrument, suffix, **labels)}[{window}]))"
 
 
@@ -27,7 +27,7 @@ def total(instrument: Instrument, *by: str, **labels: str) -> str:
 
 
 def quantile(share: float, instrument: Instrument, *by: str, window: str = WINDOW, **labels: str) -> str:
-    """What a share of the values stays under."""
+    """A quantile of the values."""
     grouped = ", ".join(["le", *map(label, by)])
     return f"histogram_quantile({share:g}, sum by ({grouped}) (rate({select_series(instrument, '_bucket', **labels)}[{window}])))"
 

@@ -25,7 +25,7 @@ _OTHER = "other"
 
 
 class TrafficStats(Struct, frozen=True, omit_defaults=True):
-    """What one name had in the last minute."""
+    """Figures of one name in the last minute."""
 
     requests: int = 0
     tokens: int = 0
@@ -135,7 +135,7 @@ class _FirstTokenTrend(Struct):
 
 
 class Recent:
-    """What finished lately. `now` is any clock in seconds that only grows, the same one everywhere."""
+    """Recently finished exchanges. `now` is any monotonic clock in seconds, the same one in every call."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _FirstTokenTrend] = {}

@@ -1,4 +1,4 @@
-"""What tenants have used, by day and model: what charge-back is made from.
+"""Usage of tenants by day and model, the input of charge-back.
 
 Rule: an exchange counts once, on the UTC day on which it began; tokens that the engine did not report are kept apart.
 """
@@ -48,7 +48,7 @@ class UsageKey(Struct, frozen=True, gc=False):
 
 
 class UsageBook:
-    """What was counted since it was last taken."""
+    """Usage counted since the last `take_totals`."""
 
     def __init__(self) -> None:
         self._used: dict[UsageKey, UsageTotals] = {}
@@ -77,7 +77,7 @@ class UsageBook:
         used.saved += record.saved
 
     def take_totals(self) -> dict[UsageKey, UsageTotals]:
-        """What was counted since it was last taken."""
+        """Return the usage counted since the last call."""
         used, self._used = self._used, {}
         return used
 
@@ -100,7 +100,7 @@ DIMENSIONS: dict[str, Callable[[UsageKey], str]] = {
     "model": lambda line: line.model,
     "rule": lambda line: line.rule,
 }
-"""What usage can be grouped by. An identity that is no API key has a colon in its id, such as `jwt:alice`."""
+"""Keys by which usage can be grouped. An identity that is no API key has a colon in its id, such as `jwt:alice`."""
 SUMS = UsageTotals.__struct_fields__
 
 

@@ -37,7 +37,7 @@ class AuditSection(Section):
     folder: Text
     """Relative to the configuration."""
     replica: Name | None = None
-    """What this sidecar's files are called. None: the host's name."""
+    """Prefix of this sidecar's file names. None: the host's name."""
     keys: Annotated[dict[Name, AuditKeySection], Field(min_length=1)]
     """By id. The last one signs; those before it are what older files were signed with."""
     fsync: Literal["always", "interval", "never"] = "interval"

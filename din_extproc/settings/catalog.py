@@ -36,9 +36,9 @@ class CatalogModel(Section):
     tokenizer: Text | None = None
     """A local folder with the model's tokenizer, relative to the catalogue; None: lengths are estimated."""
     media_tokens: Positive = TokenCalibrator().media_tokens
-    """What one image, audio or file costs in a prompt, however large it is as bytes."""
+    """Tokens that one image, audio or file adds to a prompt, whatever its size in bytes."""
     output_tokens_default: Positive = 256
-    """What an answer is expected to cost when the client names no maximum and nothing was learned yet."""
+    """Expected output tokens of a request without a maximum, until something was learned."""
 
 
 class CatalogFile(Section):

@@ -1,4 +1,4 @@
-"""What `din-extproc check FILE` says.
+"""The report of `din-extproc check FILE`.
 
 Rule: the same loading as at start, so that what passes here starts.
 """

@@ -1,4 +1,4 @@
-"""What operators tune in Envoy's configuration; rendered from here, so that `din.yaml` is the one place to change it.
+"""Settings of the rendered Envoy configuration, so that `din.yaml` is the one place to change them.
 
 Rule: names, units and defaults are those of `control/topology.py`. What Envoy would refuse is refused here, by its name and line.
 """

@@ -50,7 +50,7 @@ class HealthSection(Section):
 
     breaker: bool = True
     """False: only probes change a breaker, outcomes of requests do not. Switching it off, or `probe`,
-    lets go of whom it has left out."""
+    readmits the nodes that it had ejected."""
     failover_threshold: ThresholdSection = ThresholdSection()
     failure_share: _Share = _POLICY.failure_share
     least_answers: Annotated[int, Field(ge=1, le=1_000_000)] = _POLICY.min_outcomes

@@ -183,7 +183,7 @@ class IdentitySection(Section):
     """Client certificates that Envoy verifies; the first one that matches counts."""
     gateway: TrustedGatewaySection | None = None
     tenant_defaults: TenantPolicySection | None = None
-    """What tenants are like that identities name and `tenants` does not list; None: they are refused."""
+    """Template of tenants that identities name and `tenants` does not list; None: they are refused."""
     limits: LimitsSection | None = None
     """Narrower ceilings for each identity, besides its tenant's."""
     share_limits: bool = True

@@ -34,7 +34,7 @@ class KeysFile(Section):
 
 
 class StoredKeys(Struct, frozen=True):
-    """What the file holds, and what is wrong with it."""
+    """The content of the file, and its errors."""
 
     keys: tuple[StoredKey, ...]
     document: Document
@@ -46,7 +46,7 @@ class StoredKeys(Struct, frozen=True):
 
     @property
     def problems(self) -> list[ConfigProblem]:
-        """What was found so far."""
+        """The findings so far."""
         return self.document.problems
 
     def joined(self, own: Keys, is_broken: Callable[[str], bool]) -> Keys:

@@ -207,7 +207,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """What relative paths in the file are relative to."""
+        """Base folder of relative paths in the file."""
         return Path(self.file).parent
 
     def _ext_proc(self, proxy: ProxySection) -> Address:

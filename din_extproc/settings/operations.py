@@ -42,7 +42,7 @@ class OperationSection(Section):
     limits: _Fields = ()
     """The keys that limit the output's tokens; the first with a positive number applies."""
     metering: Literal["tokens", "prompt", "request", "seconds", "images"] = "request"
-    """What it is charged for, see the page on operations."""
+    """The unit that it is charged by; see the page on operations."""
     ends: Annotated[tuple[_EventType, ...], OneOrMany] = ()
     """Types of the event that ends a stream, beside `[DONE]` and a `finish_reason`."""
     begins_soon: bool = False

@@ -96,7 +96,7 @@ def _find_option(message: str) -> str:
 
 
 class LongTailSection(Section):
-    """What is different for requests that would take far longer than the rest."""
+    """Scheduling of requests that take far longer than the others."""
 
     over_s: Annotated[float, Field(gt=0, le=86_400)]
     """They would take longer than this at a usual node that is not busy."""
@@ -148,13 +148,13 @@ class PoolSection(Section):
     """Paths; or `generate` for what models that generate text are asked for, `pooling` for what embedding and ranking models are,
     `transcribe` for what models that listen are, as far as the engine has it. None: every operation that the engine has."""
     api: Literal["openai", "native"] | None = None
-    """What the engine is spoken to in: OpenAI's words, or its own (Ollama, TGI, Triton, Anthropic). None: OpenAI's, if it has them."""
+    """API that the engine is called by: OpenAI's, or its own (Ollama, TGI, Triton, Anthropic). None: OpenAI's, if it has it."""
     unmappable: Literal["refuse", "drop"] = "refuse"
-    """What becomes of a parameter that the engine can't be told."""
+    """Treatment of a parameter that the engine does not support."""
     stream_usage: bool | None = None
     """The engine honours `stream_options.include_usage`. None: by the engine, which is no for TGI and Triton, some of which refuse it."""
     sensitive_data: SensitiveDataPolicy = SensitiveDataSection(policy=OnSensitive.OFF)
-    """What is done about sensitive data before a prompt goes there, in flight too, besides the tenant's own policy."""
+    """Policy for sensitive data in prompts to this pool, also of in-flight fallback, in addition to the tenant's policy."""
     priority_scheduling: bool = False
     """The engine (vLLM, SGLang) schedules by `priority`: it is set from the request's class. A client's own is removed in any case."""
     dtype: Name | None = None
@@ -232,7 +232,7 @@ def make_operations(name: str, pool: PoolSection, known: Mapping[str, Operation]
 
 
 class NodeRequirements(Struct, frozen=True):
-    """What all nodes of a pool have in common."""
+    """Properties that all nodes of a pool share."""
 
     dtype: str
     tp_world_size: int

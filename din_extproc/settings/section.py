@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of: strict and frozen, with the few value types that sections share.
+"""Base class of all configuration sections, strict and frozen, and the value types that sections share.
 
 Rule: a value is taken as it stands or refused; nothing is converted but one item to a list of one.
 """

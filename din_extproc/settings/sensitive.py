@@ -1,4 +1,4 @@
-"""What is done about sensitive data in prompts, as written: a tenant's policy, and kinds of the operator's own.
+"""Policies for sensitive data in prompts, as written: a tenant's policy, and the operator's own kinds.
 
 Rule: a policy alone applies to every kind.
 """
@@ -29,7 +29,7 @@ def _read_one_policy(value: Any) -> Any:
 
 
 class SensitiveDataSection(Section):
-    """What is done about sensitive data in prompts."""
+    """Policy for sensitive data in prompts."""
 
     policy: Annotated[OnSensitive, BeforeValidator(_read_policy)]
     kinds: Annotated[tuple[Text, ...], OneOrMany, Field(min_length=1)] | None = None

@@ -59,7 +59,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     tenants: tuple[Tenant, ...]
     global_limits: GlobalLimits
     keys: tuple[tuple[Tenant, tuple[ApiKey, ...]], ...]
-    """What a `KeyRing` is made from."""
+    """The entries of a `KeyRing`."""
     sensitive_patterns: dict[str, str]
     """RE2 patterns of sensitive data, by the name of their kind, besides the built-in ones."""
     routes: RouteTable
@@ -91,14 +91,14 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What the configuration was read from."""
+        """The file of the configuration."""
         catalog = None if self.catalog_url else self.catalog_source
         named = (self.file, catalog, self.node_tokens_file, self.keys_file, self.prices_file, *self.audit_key_files)
         return tuple(file for file in named if file is not None)
 
     @property
     def folder(self) -> Path:
-        """What relative paths in the file are relative to."""
+        """Base folder of relative paths in the file."""
         return Path(self.file).parent
 
     @property
@@ -163,7 +163,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.gateway.worker_addresses if ext_proc.address is None else (self._make_reached_address(ext_proc.address, ext_proc.tls),)
 
     def make_topology(self, usage_lua: str, discovery: XdsSource | None = None) -> Topology:
-        """What Envoy's configuration is rendered from.
+        """Return the input of the Envoy renderer.
 
         Args:
             usage_lua: The source of the filter that reads usage from answers.

@@ -47,7 +47,7 @@ class TenantLimitsSection(LimitsSection):
 
 
 class ScopeLimitsSection(LimitsSection):
-    """What all tenants together may use."""
+    """Limits of all tenants together."""
 
     per_priority: dict[PriorityName, LimitsSection] = Field(default_factory=dict)
     """Class of priority -> the ceilings of its requests."""
@@ -130,7 +130,7 @@ class TenantNameSection(Section):
 
 
 class TenantPolicySection(Section):
-    """What a tenant may do."""
+    """Permissions and limits of a tenant."""
 
     models: Annotated[tuple[Text, ...], AsTuple, Field(min_length=1)]
     """Names it may ask for: aliases and physical models, `*` for any characters, `?` for one. An alias allows the models behind it."""

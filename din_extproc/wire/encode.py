@@ -111,7 +111,7 @@ class _Names(dict[str, str]):
 
 
 class _Openings(dict[tuple[str, int], str]):
-    """What stands before a header's value when it is set, by its name and the value's length. The action is part of it: nothing follows."""
+    """Encoded bytes before the value of a header to set, by its name and the value's length, with the append action."""
 
     def __missing__(self, name_and_size: tuple[str, int]) -> str:
         name, size = name_and_size

@@ -1,4 +1,4 @@
-"""What Envoy tells about one HTTP exchange, decoded. One ext_proc stream is one exchange."""
+"""Decoded ext_proc messages of one HTTP exchange. One ext_proc stream is one exchange."""
 
 from collections.abc import Iterable
 

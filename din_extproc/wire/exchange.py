@@ -141,7 +141,7 @@ class Exchange:
         """Goes out after the verdict: replies to what came while it was made."""
         self._send: Callable[[Send], bytes] = encode.send_at_body
         self._answer = _ANSWER_GOES_ON
-        """What is said to the answer's head."""
+        """The reply to the response headers."""
         self._given: Headers = ()
         """The same as headers."""
         self._wants_response_head = False

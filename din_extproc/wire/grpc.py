@@ -33,11 +33,11 @@ _MAX_TIMEOUT_DIGITS = 8
 _LOOK_S = 5.0
 _MAX_DETAIL = 1024
 _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
-"""What `grpc-message` carries unescaped besides letters and digits: printable ASCII without the percent sign."""
+"""Characters that `grpc-message` carries unescaped besides letters and digits: printable ASCII without the percent sign."""
 
 
 class CallHead(Struct, frozen=True, gc=False):
-    """What a call's header block says. `refusal`: the block that answers it, when it is no acceptable gRPC request."""
+    """The decoded header block of a call. `refusal`: the block that rejects it if it is no valid gRPC request."""
 
     path: str
     authorization: str = ""
@@ -95,7 +95,7 @@ Event = Opened[C] | Message[C] | HalfClosed[C] | Cut[C]
 
 
 def read_head(fields: Fields) -> CallHead:
-    """What a request's fields mean to gRPC."""
+    """Read the gRPC meaning of a request's fields."""
     by_name = dict(fields)
     path = by_name[":path"]
     if by_name[":method"] != "POST":
@@ -183,7 +183,7 @@ class GrpcConnection(Generic[C]):
         return self._held + self._outbox.queued
 
     def take_events(self) -> list[Event[C]]:
-        """What has happened since the last time, in order."""
+        """Return the events since the last call, in order."""
         events = self._events
         if events:
             self._events = []

@@ -81,7 +81,7 @@ def _check_value(name: str, value: str) -> None:
 
 
 class RequestBlock(NamedTuple, Generic[H]):
-    """What one request's block says: its declared length and what the application made of its fields. Shared, so never changed."""
+    """One decoded request block: its declared length and the application's reading of its fields. Shared between calls and immutable."""
 
     meaning: H
     content_length: int | None

@@ -23,7 +23,7 @@ _PRIORITY_BYTES = 5
 
 
 class Receiver(Protocol[H_contra, S]):
-    """What lies above a connection. It may answer, finish and reset streams from inside its methods."""
+    """The application above a connection. It may answer, finish and reset streams from inside its methods."""
 
     def stream(self, stream_id: int, window: int, meaning: H_contra, now: float) -> S:
         """Make the stream that the peer has just opened; `window` is what may be sent on it."""

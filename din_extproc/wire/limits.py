@@ -1,4 +1,4 @@
-"""What a peer may use, and how much of each cheap-to-send, dear-to-handle thing it may send: what the known HTTP/2 attacks live on.
+"""Resource limits of a peer, and rate limits of frames that are cheap to send and costly to handle: those of the known HTTP/2 attacks.
 
 Rule: an allowance fills again with time; who empties one is no client but a flood, and loses the connection.
 
@@ -11,15 +11,15 @@ from msgspec import Struct
 from din_extproc.wire.frames import LARGEST_WINDOW, ErrorCode, GoAwayError
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
-"""What a message may be larger than the body it carries: headers, metadata, framing."""
+"""Bytes by which a message may exceed the body that it carries: headers, metadata, framing."""
 
 
 class WireLimits(Struct, frozen=True):
-    """What one connection may use. Sizes in bytes, times in seconds."""
+    """Limits of one connection. Sizes in bytes, times in seconds."""
 
     max_streams: int = 10_000
     stream_window: int = 16 * 2**20
-    """What a peer may send on a stream before we say more."""
+    """Initial flow-control window of a stream, in bytes."""
     connection_window: int = 64 * 2**20
     max_header_bytes: int = 32 * 1024
     """Both for a block as sent and for the list it decodes to."""
@@ -93,7 +93,7 @@ class Allowance:
 
 
 class Allowances:
-    """What one connection may still do. The figures are far above what Envoy and grpc need and far below what hurts."""
+    """Remaining allowance of one connection. The limits are far above the need of Envoy and grpc and far below an overload."""
 
     __slots__ = ("empties", "pings", "resets", "settings", "strangers", "window_updates")
 

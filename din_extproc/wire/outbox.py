@@ -1,4 +1,4 @@
-"""What leaves an HTTP/2 connection: frames in order, DATA only as far as the peer's windows and the socket allow.
+"""Outgoing frames of an HTTP/2 connection, in order; DATA only within the peer's windows and the socket's buffer.
 
 Rule: what can't leave yet is counted, and past its bound the stream is given up; nothing waits in memory for a peer that never reads.
 """
