@@ -47,6 +47,7 @@ ATTEMPT_RECORD = {
     "p": "%REQ(traceparent)%",
     "y": "%RESP(retry-after)%",
     "o": "%REQ(x-din-origin)%",
+    "k": "%REQ(x-din-adapter)%",
 }
 """One attempt that failed at a node."""
 

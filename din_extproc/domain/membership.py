@@ -99,6 +99,14 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     """Why the node is not ready, as text for operators."""
     instances: tuple[InstanceLoad, ...] = ()
     """By model, if the engine has several and tells their queues apart; the numbers above are of all of them."""
+    cached_share: float | None = None
+    """The share of recent prompt tokens that came from the engine's prefix cache, 0 to 1."""
+    adapters: tuple[str, ...] | None = None
+    """The adapters (LoRA) that the engine answers for."""
+    active_adapters: tuple[str, ...] = ()
+    """The adapters of running and waiting requests."""
+    adapter_slots: int | None = None
+    """Adapters that the engine can have loaded at once."""
 
 
 class HeartbeatReading(Struct, frozen=True, gc=False):

@@ -5,6 +5,7 @@ from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.request import Operation
 from din_extproc.domain.tenant import SensitiveData
@@ -150,6 +151,20 @@ class PoolTimeouts(Struct, frozen=True, gc=False):
     """For the whole response, except requests of the long tail."""
 
 
+class Adapters(Struct, frozen=True, gc=False):
+    """The adapters (LoRA) of a pool's model."""
+
+    names: tuple[str, ...]
+    """What clients, tenants' grants, limits and engines call them."""
+    slots: int = 4
+    """Adapters that a node can have loaded at once, unless it reports its own number."""
+    spread: float = 0.5
+    """The part of its slots by which a node that has an adapter may be busier than another one before the other one loads it."""
+
+
+NO_ADAPTERS = Adapters(())
+
+
 class TrafficClass(StrEnum):
     """The latency class of a pool's requests, which decides how soon a node counts as failed."""
 
@@ -214,6 +229,18 @@ class Pool(Struct, frozen=True):
     timeouts: PoolTimeouts = PoolTimeouts()
     sensitive_data: SensitiveData = SensitiveData()
     """What is done about sensitive data before a prompt goes there, besides the tenant's own policy."""
+    adapters: Adapters = NO_ADAPTERS
+    adapter: str = ""
+    """The adapter that this view of the pool serves as its model; "": its own model, see `for_adapter`."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The model and its adapters."""
+        return self.model, *self.adapters.names
+
+    def for_adapter(self, name: str) -> "Pool":
+        """Return the view of the pool in which one of its adapters is the model."""
+        return replace(self, model=name, served_model=name, adapter=name)
 
     @property
     def is_remote(self) -> bool:

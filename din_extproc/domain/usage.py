@@ -303,6 +303,13 @@ class FailedAttempt(Struct, frozen=True, gc=False):
     """What the node asked for; None: nothing."""
     origin: str = ""
     """Of failures of the request, see `make_origin`; "" where it is not known."""
+    adapter: str = ""
+    """The adapter (LoRA) that the request is for; "": none."""
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """Whether the node answered that it has no such adapter."""
+        return bool(self.adapter) and self.reason == "404"
 
     @property
     def breaks_connection(self) -> bool:

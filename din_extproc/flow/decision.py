@@ -86,6 +86,7 @@ class PendingRequest:
         "parsed",
         "prefix",
         "request_id",
+        "session",
         "span",
         "trace_id",
         "waited_s",
@@ -116,7 +117,9 @@ class PendingRequest:
         self.intent: Intent | None = None
         """None: not read yet. Counted exactly from stage 5 on."""
         self.prefix = 0
-        """Of the prompt, for schedulers that send equal beginnings to one node."""
+        """Of the prompt or of the session, for schedulers that send equal beginnings to one node."""
+        self.session = ""
+        """What names its session: a header, `prompt_cache_key` or `conversation`; "": nothing does."""
         self.chance = 0
         """Decides between equal nodes."""
         self.waited_s = 0.0

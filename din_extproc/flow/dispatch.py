@@ -81,7 +81,7 @@ def dispatch(
         request_headers=(
             *_trace_headers(request),
             ("x-din-origin", request.origin),
-            *_version_header(granted.routed, target.pool, granted.intent),
+            *_model_headers(granted.routed, target.pool, granted.intent),
             *compute_timeouts(granted.intent, target.pool, granted.selection).headers(),
             *(_RETRY_LONGER if granted.selection.retries_longer else ()),
             *_most_tries(granted.selection.most_tries),
@@ -155,10 +155,11 @@ def _most_tries(most: int | None) -> Headers:
     return () if most is None else (("x-envoy-max-retries", str(most - 1)),)
 
 
-def _version_header(routed: Routed, pool: Pool, intent: Intent) -> Headers:
-    """The whole constraint for the node to check, when alias or model name add to what the client's header says."""
+def _model_headers(routed: Routed, pool: Pool, intent: Intent) -> Headers:
+    """The adapter, and the whole version constraint for the node to check when alias or model name add to the client's header."""
     wanted = (routed.versions if pool is routed.pool else routed.fallback_versions).text
-    return () if wanted == intent.version else (("x-din-model-version", wanted),)
+    version: Headers = () if wanted == intent.version else (("x-din-model-version", wanted),)
+    return version if not pool.adapter else (("x-din-adapter", pool.adapter), *version)
 
 
 def make_tags(intent: Intent, entry: str) -> Tags:

@@ -187,12 +187,16 @@ class NodeSelector:
         """Rank the nodes. Refused: it is a long request, and no node has a slot for it."""
         ranking, tries = target.ranking, self._tries(target)
         picker: Picker = ranking.strategy if ranking.tail is None or not request.long else ranking.tail
+        if target.pool.adapter:
+            picker = ranking.for_adapter(target.pool, self.load)
         among = max(tries, _LOOKED_AT) if ranking.mixed else tries
         nodes = (
             picker.pick(among, request)
             if not self.traffic_split.any_partial
             else self._split_traffic(target.pool.name, picker, among, request)
         )
+        if ranking.tail is not None and not isinstance(nodes, Refusal) and nodes[0].id in request.full:
+            return ranking.tail.refuse()
         if not ranking.mixed or isinstance(nodes, Refusal):
             return nodes
         return tuple([node for node in nodes if node.kind == nodes[0].kind][:tries])
@@ -219,6 +223,8 @@ class NodeSelector:
         timeout_ms = tail.timeout_ms if tail is not None and request.long else None
         picked = NodeSelection(nodes, lease, timeout_ms, longer, spares, most_tries=None if spares else most_tries)
         self.load.add_lease(picked.lease, request.now)
+        if target.pool.adapter:
+            self.load.adapters.use(picked.lease.node_id, target.pool.adapter, request.now, target.pool.adapters.slots)
         return picked
 
     def _tries(self, target: PlacementTarget) -> int:
@@ -306,6 +312,8 @@ class NodeSelector:
         fallback = routed.fallback
         if (
             fallback is None
+            or routed.pool.adapter
+            or fallback.adapter
             or (routed.pool.name, fallback.name) not in self.in_flight.pairs
             or self.traffic_split.get_throttle(fallback.name) is not None
         ):
@@ -348,8 +356,10 @@ class NodeSelector:
             upper = (segment + 1) * SEGMENT_TOKENS - 1
             found = self.cache.store(key, self._rank(pool, versions, RequestSize(upper, upper, upper)), now)
         if isinstance(found, Refusal):  # a node's limit may lie within the segment, or within the estimate's error
-            return self._rank(pool, versions, size)
-        return found
+            found = self._rank(pool, versions, size)
+        if not pool.adapter or isinstance(found, Refusal):
+            return found
+        return found.for_adapter(pool, self.load).refuse(now) or found
 
     def _rank(self, pool: Pool, versions: Constraint, size: RequestSize) -> Ranking | Refusal:
         nodes = self._fleets.get(pool.name)

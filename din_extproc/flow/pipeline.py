@@ -46,8 +46,8 @@ from din_extproc.flow.timeouts import deduct_wait
 from din_extproc.flow.view import UNLISTED, TokenCounter, get_model_facts
 from din_extproc.intent.boundary import needs_exact
 from din_extproc.intent.paths import EndpointKind, find_endpoint_kind
-from din_extproc.intent.prefix import hash_prefix
 from din_extproc.intent.read import ParsedRequest, parse_request
+from din_extproc.intent.session import find_affinity
 from din_extproc.route.table import Routed
 from din_extproc.schedule.placement_request import PlacementRequest
 
@@ -112,7 +112,7 @@ def read_request(context: DecisionContext, request: PendingRequest, body: bytes)
             return parsed
     request.parsed = parsed
     request.intent = parsed.intent
-    request.prefix = hash_prefix(parsed.prompt)
+    request.session, request.prefix = find_affinity(parsed, request.head, context.view.session_header, request.account)
     return parsed
 
 

@@ -76,6 +76,8 @@ class DecisionView(Struct, frozen=True):
     """Every operation that is served, by path."""
     health_paths: frozenset[str] = frozenset()
     """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
+    session_header: str = ""
+    """The request header that names a session, in lower case; "": none does."""
     identities: Identities | None = None
     """None: requests are authenticated by API key alone."""
     pools: Mapping[str, Pool] = {}

@@ -87,8 +87,12 @@ def classify_attempt(attempt: FailedAttempt, now: float, retried: Container[int]
         now: Its end, in seconds of the monotonic clock.
         retried: Statuses at which Envoy asks another node.
         longest_open_s: The longest pause that a node is given.
+
+    A node without the adapter of a request has not failed: it is asked for that adapter no more.
     """
     reason = attempt.reason
+    if attempt.lacks_adapter:
+        return None
     if reason == _NO_CREDIT:
         return BreakerEvent(BreakerEventKind.EXHAUSTED, now, None, NO_CREDIT_REASON, longest_open_s)
     if reason == _OVERLOADED:

@@ -164,6 +164,7 @@ def _fluentd_attempt(found: Mapping[str, Any], nodes: Mapping[str, str], describ
         traceparent=found["p"] or "",
         retry_after_s=_seconds(found.get("y") or ""),
         origin=found.get("o") or "",
+        adapter=found.get("k") or "",
     )
 
 
@@ -200,6 +201,7 @@ def _attempt(entry: HTTPAccessLogEntry, common: AccessLogCommon, nodes: Mapping[
         traceparent=entry.request.request_headers.get("traceparent", ""),
         retry_after_s=_seconds(entry.response.response_headers.get("retry-after", "")),
         origin=entry.request.request_headers.get("x-din-origin", ""),
+        adapter=entry.request.request_headers.get("x-din-adapter", ""),
     )
 
 

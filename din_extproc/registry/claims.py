@@ -20,6 +20,7 @@ MAX_REGISTERED: Mapping[str, int] = {"max_seq_len": 1 << 30, "max_concurrency": 
 """Upper bounds of registered values, far beyond real nodes."""
 _MAX_SEQUENCE = 1 << 53
 """Largest exact integer in JSON; holds microseconds since the epoch."""
+_MAX_ADAPTERS = 1024
 _MAX_REASON_CHARS = 500
 
 
@@ -97,8 +98,6 @@ def find_impossible_value(beat: Heartbeat) -> str:
         return f"a node does not say of itself that it is {beat.state.value}"
     if not 0 <= beat.sequence < _MAX_SEQUENCE:
         return f"sequence {beat.sequence} is out of range"
-    if beat.kv_cache_usage is not None and not 0.0 <= beat.kv_cache_usage <= 1.0:
-        return f"kv_cache_usage {beat.kv_cache_usage} is not within 0 and 1"
     for name in ("waiting", "running", "tokens_in_use", "prefill_rate", "decode_rate"):
         value = getattr(beat, name)
         if value is not None and not (math.isfinite(value) and 0 <= value <= _MAX_VALUE):
@@ -113,4 +112,20 @@ def find_impossible_value(beat: Heartbeat) -> str:
             return f"the queue of {queue.model[:_MAX_REASON_CHARS]!a} is impossible"
     if beat.free_memory_bytes is not None and not 0 <= beat.free_memory_bytes <= MAX_BYTES:
         return f"free_memory_bytes {beat.free_memory_bytes} is impossible"
+    return _find_impossible_share(beat) or _find_impossible_adapters(beat)
+
+
+def _find_impossible_share(beat: Heartbeat) -> str:
+    for name, share in (("kv_cache_usage", beat.kv_cache_usage), ("cached_share", beat.cached_share)):
+        if share is not None and not 0.0 <= share <= 1.0:
+            return f"{name} {share} is not within 0 and 1"
+    return ""
+
+
+def _find_impossible_adapters(beat: Heartbeat) -> str:
+    for names in (beat.adapters or (), beat.active_adapters):
+        if len(names) > _MAX_ADAPTERS or not all(0 < len(name) <= _MAX_REASON_CHARS for name in names):
+            return f"adapters: more than {_MAX_ADAPTERS}, or one whose name is empty or longer than {_MAX_REASON_CHARS} characters"
+    if beat.adapter_slots is not None and not 1 <= beat.adapter_slots <= _MAX_ADAPTERS:
+        return f"adapter_slots {beat.adapter_slots} is not within 1 and {_MAX_ADAPTERS}"
     return ""

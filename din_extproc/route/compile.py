@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from din_extproc.domain.node import Pool
 from din_extproc.domain.request import BUILT_IN, Operation
@@ -37,32 +38,61 @@ def compile_routes(
     `operations`: every one, by path.
     """
     by_name = {pool.name: pool for pool in pools}
-    models = tuple(dict.fromkeys(pool.model for pool in pools))
+    models = tuple(dict.fromkeys(model for pool in pools for model in pool.models))
+    views = {(pool.name, model): pool if model == pool.model else pool.for_adapter(model) for pool in pools for model in pool.models}
     reaches, flaws = resolve_aliases(aliases, models)
     known = KnownNames(frozenset(tenant.id for tenant in tenants), (*models, *reaches), frozenset(operations.values()))
     compiled, found = _compile_rules(rules, by_name, known)
     flaws += found
     flaws += _find_cycles(rules)
     flaws += _find_shadowed(rules, by_name)
+    flaws += _find_adapter_clashes(pools)
     flaws += _find_dead_grants(tenants, (*models, *reaches))
     if not all(flaw.warning for flaw in flaws):
         return Compiled(None, tuple(flaws))
     names: dict[str, tuple[bool, Reach]] = {model: (False, {model: ""}) for model in models}
     names |= {alias: (True, reach) for alias, reach in reaches.items()}
-    targets = {name: _build_target(name, is_alias, reach, compiled, pools) for name, (is_alias, reach) in names.items()}
+    targets = {name: _build_target(name, is_alias, reach, compiled, views) for name, (is_alias, reach) in names.items()}
     return Compiled(RouteTable(targets, compiled), tuple(flaws))
 
 
-def _build_target(name: str, is_alias: bool, reach: Reach, rules: Sequence[CompiledRule], pools: Sequence[Pool]) -> RouteTarget:  # noqa: FBT001
-    """Return the rules that concern the name, followed by each of its pools as a default."""
+def _build_target(
+    name: str,
+    is_alias: bool,  # noqa: FBT001
+    reach: Reach,
+    rules: Sequence[CompiledRule],
+    views: Mapping[tuple[str, str], Pool],
+) -> RouteTarget:
+    """Return the rules that concern the name, followed by each of its pools as a default. A pool serves its model and its adapters."""
     preference = {model: rank for rank, model in enumerate(reach)}
-    serving = sorted((pool for pool in pools if pool.model in reach), key=lambda pool: preference[pool.model])
+    serving = sorted((pool for (_, model), pool in views.items() if model in reach), key=lambda pool: preference[pool.model])
+    concerned = [_view_rule(rule, model, views) for rule in rules for model in rule.pool.models if model in reach]
     return RouteTarget(
         name=name,
         alias=is_alias,
         models={model: parse_constraint(version) or ANY for model, version in reach.items()},
-        rules=(*(rule for rule in rules if rule.pool.model in reach), *(CompiledRule("", match_always, pool, None) for pool in serving)),
+        rules=(*concerned, *(CompiledRule("", match_always, pool, None) for pool in serving)),
     )
+
+
+def _view_rule(rule: CompiledRule, model: str, views: Mapping[tuple[str, str], Pool]) -> CompiledRule:
+    """Return the rule for the model or an adapter of its pool. A fallback with the same adapter serves that, any other its own model."""
+    if model == rule.pool.model:
+        return rule
+    fallback = None if rule.fallback is None else views.get((rule.fallback.name, model), rule.fallback)
+    return replace(rule, pool=views[rule.pool.name, model], fallback=fallback)
+
+
+def _find_adapter_clashes(pools: Sequence[Pool]) -> Iterator[Flaw]:
+    """Adapters with the name of a model: a request could mean either."""
+    models = {pool.model for pool in pools}
+    for pool in pools:
+        for index, name in enumerate(pool.adapters.names):
+            if name in models:
+                place: Place = ("pools", pool.name, "adapters", "names", index)
+                yield Flaw(
+                    place, f"{name!r} is also a model that a pool serves", "rename the adapter at its engines: its name is its model's"
+                )
 
 
 def _compile_rules(rules: Sequence[Rule], pools: Mapping[str, Pool], known: KnownNames) -> tuple[list[CompiledRule], list[Flaw]]:

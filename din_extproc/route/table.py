@@ -174,7 +174,11 @@ class RouteTable:
         target, allowed, constraint = resolved
         facts = Facts(intent, tenant, head.headers, hour_utc, target.name)
         evaluations = []
-        for rule in (*self._rules, *(rule for rule in target.rules if not rule.id)):
+        concerned: dict[str, list[CompiledRule]] = {}
+        for each in target.rules:  # for the model or the adapter of the rule's pool that the name stands for
+            concerned.setdefault(each.id, []).append(each)
+        own = (each for rule in self._rules for each in concerned.get(rule.id, [rule]))
+        for rule in (*own, *concerned.get("", ())):
             why = tuple(
                 _find_objections(rule=rule, target=target, allowed=allowed, constraint=constraint, facts=facts, versions_of=versions_of)
             )

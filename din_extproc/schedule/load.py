@@ -11,6 +11,7 @@ from msgspec import Struct
 from din_extproc.domain.membership import HeartbeatReading
 from din_extproc.domain.node import Node
 from din_extproc.domain.usage import NodePace
+from din_extproc.schedule.adapter_table import AdapterTable
 
 DEFAULT_PREFILL_RATE = 4000.0
 """Assumed prompt tokens per second of a node without measurements."""
@@ -36,6 +37,7 @@ class NodeLoad:
         "_backlog_at",
         "_prefill_learned",
         "_stream_learned",
+        "cached_share",
         "id",
         "kv_tokens",
         "long_requests",
@@ -64,6 +66,8 @@ class NodeLoad:
         self.remote_requests = 0
         self.kv_tokens: float | None = None
         """Size of the KV cache in tokens."""
+        self.cached_share: float | None = None
+        """The share of its recent prompt tokens that came from its prefix cache."""
         self.prefill_rate: float | None = None
         """Prompt tokens per second."""
         self.stream_rate: float | None = None
@@ -110,6 +114,8 @@ class NodeLoad:
             self.remote_tokens = max(0, beat.tokens_in_use - self.tokens)
             if beat.kv_cache_usage is not None and beat.kv_cache_usage >= _MIN_KV_USAGE:
                 self.kv_tokens = beat.tokens_in_use / beat.kv_cache_usage
+        if beat.cached_share is not None:
+            self.cached_share = beat.cached_share
         if beat.running is not None:
             self.remote_requests = max(0, beat.running + (beat.waiting or 0) - self.requests)
         if beat.prefill_rate and not self._prefill_learned:
@@ -134,7 +140,7 @@ class NodeLoad:
 class LoadModel:
     """The load of every node that this worker knows of."""
 
-    __slots__ = ("_nodes", "load_drops", "rate_changes")
+    __slots__ = ("_nodes", "adapters", "load_drops", "rate_changes")
 
     _LOG_LIMIT = 65536
 
@@ -144,6 +150,7 @@ class LoadModel:
         """Nodes whose load may have fallen."""
         self.rate_changes = ChangeLog(limit=self._LOG_LIMIT)
         """Nodes with newly learned speed."""
+        self.adapters = AdapterTable()
 
     def node_load(self, node_id: str) -> NodeLoad:
         """Return a node's load, the same object for as long as the node is kept."""
@@ -171,6 +178,7 @@ class LoadModel:
     def on_reading(self, node_id: str, reading: HeartbeatReading) -> None:
         """Apply a heartbeat to its node."""
         self.node_load(node_id).apply_heartbeat(reading)
+        self.adapters.apply_heartbeat(node_id, reading.beat, reading.at)
         self.load_drops.append(node_id)
         self.rate_changes.append(node_id)
 
@@ -188,6 +196,7 @@ class LoadModel:
     def retain(self, node_ids: Collection[str]) -> None:
         """Drop every other node, except those with requests in flight."""
         self._nodes = {node_id: load for node_id, load in self._nodes.items() if load.requests or node_id in node_ids}
+        self.adapters.retain(node_ids)
 
     def tokens_in_flight(self) -> dict[str, int]:
         """Return this worker's tokens in flight by node id, for nodes with requests."""

@@ -55,11 +55,13 @@ class TailGate:
             for rank in self._predicted.rank_sample(request)
             if self._loads[rank[3]].long_requests < self._slots[rank[3]] and self._nodes[rank[3]].id not in request.full
         ]
-        if not ranks:
-            return Refusal(
-                RefusalCode.INSUFFICIENT_GPU_CAPACITY,
-                f"Requests that would take longer than {self._tail.over_s:g} s hold all the slots that they may hold.",
-                retry_after_ms=_RETRY_AFTER_MS,
-                headers=_RETRY_AFTER,
-            )
-        return tuple([self._nodes[rank[3]] for rank in ranks[:count]])
+        return tuple([self._nodes[rank[3]] for rank in ranks[:count]]) if ranks else self.refuse()
+
+    def refuse(self) -> Refusal:
+        """Return the refusal of a long request for which no node has a slot."""
+        return Refusal(
+            RefusalCode.INSUFFICIENT_GPU_CAPACITY,
+            f"Requests that would take longer than {self._tail.over_s:g} s hold all the slots that they may hold.",
+            retry_after_ms=_RETRY_AFTER_MS,
+            headers=_RETRY_AFTER,
+        )

@@ -12,6 +12,7 @@ from msgspec import Struct
 from din_extproc.domain.node import Node, Pool
 from din_extproc.domain.verdict import Refusal, RefusalCode
 from din_extproc.schedule import latency_ewma, predicted_time, prefix_affinity, round_robin, token_available
+from din_extproc.schedule.adapter_affinity import AdapterAffinity
 from din_extproc.schedule.load import LoadModel
 from din_extproc.schedule.long_tail import TailGate
 from din_extproc.schedule.placement_request import PlacementRequest
@@ -62,6 +63,16 @@ class Ranking(Struct, frozen=True, gc=False):
     """The longest context among them, in tokens."""
     mixed: bool = False
     """They are of several kinds, see `Node.kind`."""
+    adapters: dict[str, AdapterAffinity] = {}
+    """Of the adapters that were asked for, instead of the strategy."""
+
+    def for_adapter(self, pool: Pool, load: LoadModel) -> AdapterAffinity:
+        """Return what selects nodes for the adapter of this view of the pool."""
+        found = self.adapters.get(pool.adapter)
+        if found is None:
+            adapters = pool.adapters
+            found = self.adapters[pool.adapter] = AdapterAffinity(self.nodes, load, pool.adapter, adapters.slots, adapters.spread)
+        return found
 
 
 def build_ranking(pool: Pool, nodes: tuple[Node, ...], load: LoadModel) -> Ranking:

@@ -62,6 +62,13 @@ class PredictedTime:
         queue, prompt, output, others = self._predict(index, request)
         return self._loads[index].is_full(self._nodes[index]), queue + prompt + output + others, place, index
 
+    def predict_saving(self, index: int, request: PlacementRequest) -> tuple[float, float] | None:
+        """Return the share of recent prompt tokens in the node's cache, and the seconds that it would save of this prompt."""
+        load = self._loads[index]
+        if load.cached_share is None:
+            return None
+        return load.cached_share, load.cached_share * request.prompt_tokens / (load.prefill_rate or self._typical.prefill_rate)
+
     def _predict(self, index: int, request: PlacementRequest) -> tuple[float, float, float, float]:
         """Seconds in line (prompts before it; slots or memory that others have to leave first), for prompt and output, and of others."""
         load, typical, slots = self._loads[index], self._typical, self._nodes[index].max_concurrency

@@ -20,7 +20,7 @@ from din_extproc.settings.catalog import Catalog
 from din_extproc.settings.document import Document
 from din_extproc.settings.keys import OWN_KEY
 from din_extproc.settings.operations import make_operations_table
-from din_extproc.settings.pools import make_nodes, make_operations, make_requirements, resolve_api
+from din_extproc.settings.pools import make_adapters, make_nodes, make_operations, make_requirements, resolve_api
 from din_extproc.settings.problems import Place
 from din_extproc.settings.sensitive import SensitiveDataSection
 from din_extproc.settings.shape import ShapedConfig
@@ -122,6 +122,7 @@ def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, operations: Mappi
             tp_world_size=kind.tp_world_size,
             compute_capability=kind.compute_capability,
             min_seq_len=pool.min_seq_len,
+            adapters=make_adapters(name, pool, document),
         )
 
 
@@ -225,7 +226,7 @@ def _report_identities(shaped: ShapedConfig, document: Document) -> None:
 
 def _report_models(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Document) -> None:
     """`per_model` counts per physical model, so that an alias is no way around it."""
-    models = sorted({pool.model for pool in pools})
+    models = sorted({model for pool in pools for model in pool.models})
     places: list[Place] = [("limits", "per_model", name) for name in shaped.config.limits.per_model]
     for place, policy in _policies(shaped):
         places += [(*place, "limits", "per_model", name) for name in policy.limits.per_model]
@@ -240,7 +241,10 @@ def _report_models(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Docu
 def _report_budgets(shaped: ShapedConfig, pools: tuple[Pool, ...], document: Document) -> None:
     """Budgets of tenants and models that there are not would never be charged; those of money need prices."""
     config = shaped.config
-    known = {"tenant": ("tenants", {tenant.id for tenant in config.tenants}), "model": ("pools", {pool.model for pool in pools})}
+    known = {
+        "tenant": ("tenants", {tenant.id for tenant in config.tenants}),
+        "model": ("pools", {model for pool in pools for model in pool.models}),
+    }
     if config.identity.tenant_defaults is not None:
         del known["tenant"]
     whole = {field: frozenset(names) for field, (section, names) in known.items() if section not in shaped.broken}

@@ -27,7 +27,7 @@ def check(path: Path, env: Mapping[str, str]) -> CheckResult:
     if isinstance(loaded, ConfigRejected):
         return CheckResult(sound=False, problems=loaded.problems, text=report(loaded.problems))
     nodes = sum(len(pool.nodes) for pool in loaded.pools)
-    models = len({pool.model for pool in loaded.pools})
+    models = len({model for pool in loaded.pools for model in pool.models})
     parts = [
         f"{count} {name}{'' if count == 1 else 's'}"
         for count, name in ((len(loaded.pools), "pool"), (nodes, "node"), (models, "model"), (len(loaded.tenants), "tenant"))

@@ -16,6 +16,7 @@ from din_extproc.domain.node import Endpoint
 from din_extproc.edge.redis.topology import make_carrier
 from din_extproc.settings.keys import KeyHash, KeyId
 from din_extproc.settings.registry import RegistryListenSection
+from din_extproc.settings.routes import HeaderName
 from din_extproc.settings.section import AsTuple, ListenAddress, Section
 from din_extproc.settings.tls import ServerTlsSection
 
@@ -143,6 +144,9 @@ class GatewaySection(Section):
     route_cache_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 2.0
     """How long a worker keeps which nodes of a pool can take requests of one length (512 tokens) and version; nodes that come, go or change
     empty it at once. 0: never."""
+    session_header: HeaderName | None = None
+    """The request header that names a session, such as `x-session-id`. With `scheduler: prefix_affinity` the requests of a session stay at
+    one node. It goes before `prompt_cache_key` and `conversation` in the body, which name sessions, too."""
     scrape_s: Annotated[float, Field(strict=False, ge=0, le=60)] = 3.0
     """How often the metrics page of each listed node is read; 0: never."""
     registry: RegistryListenSection | None = None

@@ -12,7 +12,7 @@ from msgspec import Struct
 from pydantic import BeforeValidator, Field
 
 from din_extproc.domain.identity import SYSTEM_CA
-from din_extproc.domain.node import InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
+from din_extproc.domain.node import NO_ADAPTERS, Adapters, InternalEndpoint, LongTail, Node, PoolTimeouts, TrafficClass, meets_capability
 from din_extproc.domain.request import COUNTING, GENERATING, POOLING, TOKENIZING, TRANSCRIBING, Operation
 from din_extproc.domain.tenant import OnSensitive
 from din_extproc.route.flaw import did_you_mean
@@ -25,6 +25,7 @@ from din_extproc.settings.remote import REMOTE_ENGINES, ApiUrl, CredentialSectio
 from din_extproc.settings.section import AsTuple, ModelName, Name, NodeAddress, Positive, Section, Text, one_or_many
 from din_extproc.settings.sensitive import SensitiveDataPolicy, SensitiveDataSection
 from din_extproc.southbound.engines import native_operations, openai_operations
+from din_extproc.southbound.load import ADAPTER_ENGINES
 
 _KINDS = {"generate": GENERATING | COUNTING | TOKENIZING, "pooling": POOLING | TOKENIZING, "transcribe": TRANSCRIBING}
 
@@ -123,6 +124,37 @@ class PoolTimeoutsSection(Section):
         return PoolTimeouts(*(None if limit is None else round(limit * 1000) for limit in (self.first_byte_s, self.total_s)))
 
 
+class AdaptersSection(Section):
+    """The adapters (LoRA) of a pool's model, which its engines (vLLM, SGLang) load beside it."""
+
+    names: Annotated[tuple[ModelName, ...], AsTuple, Field(min_length=1, max_length=1024)]
+    """The engines' names for them. Each is a model of its own to clients, aliases, tenants, limits and metrics."""
+    slots: Positive = Adapters(()).slots
+    """How many a node can have loaded at once (vLLM's `--max-loras`), unless its engine reports the number."""
+    spread: Annotated[float, Field(gt=0, le=1)] = Adapters(()).spread
+    """The part of its `max_concurrency` by which a node that has the adapter may be busier than another, before the other one loads it."""
+
+    def to_adapters(self) -> Adapters:
+        """As the scheduler takes them."""
+        return Adapters(names=tuple(dict.fromkeys(self.names)), slots=self.slots, spread=self.spread)
+
+
+def make_adapters(name: str, pool: "PoolSection", document: Document) -> Adapters:
+    """The pool's adapters. Reports them for an engine that has none, in its OpenAI interface.
+
+    Args:
+        name: The pool's.
+        pool: As written.
+        document: Where problems go.
+    """
+    if pool.adapters is None:
+        return NO_ADAPTERS
+    if pool.engine not in ADAPTER_ENGINES:
+        hint = f"remove `adapters`; engines with adapters are {', '.join(sorted(ADAPTER_ENGINES))}"
+        document.report(("pools", name, "adapters"), f"{pool.engine} chooses no adapter by the model's name", hint)
+    return pool.adapters.to_adapters()
+
+
 def _read_traffic(text: object) -> object:
     """A kind of traffic by its name."""
     known = [kind.value for kind in TrafficClass]
@@ -165,6 +197,8 @@ class PoolSection(Section):
     """Of its nodes, exactly (`"9.0"`) or at least (`">=8.0"`); None: that of the listed ones, without any: every one."""
     min_seq_len: Annotated[int, Field(ge=0)] = 0
     """Nodes that register take at least so many tokens."""
+    adapters: AdaptersSection | None = None
+    """None: the model alone."""
     nodes: Annotated[tuple[PoolNodeSection, ...], AsTuple] = ()
     """Those that do not register."""
 

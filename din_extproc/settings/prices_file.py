@@ -29,7 +29,7 @@ def read_prices(
     """Return the file of the prices, its text, the prices, and what is wrong with that file."""
     if section is None:
         return None, "", {}, []
-    served = frozenset(pool.model for pool in pools)
+    served = frozenset(model for pool in pools for model in pool.models)
     if section.file is None:
         _report_unserved(section.models, served, document, ("prices", "models"))
         return None, "", section.models, []

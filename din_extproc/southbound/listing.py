@@ -11,15 +11,27 @@ PATH = "/v1/models"
 
 class _Model(Struct):
     id: str
+    parent: str | None = None
+    """The model that this one adapts, of an adapter (LoRA) in vLLM's and SGLang's lists."""
 
 
 class _EngineListing(Struct):
     data: list[_Model]
 
 
-def parse_models(body: bytes) -> frozenset[str] | None:
-    """Return the model names of a `/v1/models` answer, or None for any other body."""
+class ModelNames(Struct, frozen=True):
+    """The names that an engine lists."""
+
+    models: frozenset[str] = frozenset()
+    """All of them."""
+    adapters: frozenset[str] = frozenset()
+    """Of these, the adapters of another model."""
+
+
+def parse_models(body: bytes) -> ModelNames | None:
+    """Return the names in a `/v1/models` answer, or None for any other body."""
     try:
-        return frozenset(model.id for model in msgspec.json.decode(body, type=_EngineListing).data)
+        listed = msgspec.json.decode(body, type=_EngineListing).data
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return ModelNames(frozenset(model.id for model in listed), frozenset(model.id for model in listed if model.parent))

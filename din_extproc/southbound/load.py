@@ -16,8 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from din_extproc.domain.membership import Heartbeat, InstanceLoad
+from din_extproc.southbound.listing import ModelNames
 
 _HALF_LIFE_S = 300.0
+_CACHE_HALF_LIFE_S = 30.0
+"""Of the share of prompt tokens from the prefix cache."""
 PAGE_LIMIT = 4 << 20
 """The largest part of a metrics page that is read, in bytes."""
 
@@ -41,13 +44,25 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     """Total since the engine's start."""
     queues: tuple[InstanceLoad, ...] = ()
     """By model, under the engine's names, if it serves several."""
+    cache_queries: float | None = None
+    """Total of prompt tokens that were looked up in the prefix cache."""
+    cache_hits: float | None = None
+    """Total of those that it had."""
+    cached_share: float | None = None
+    """The recent share of such tokens, if the engine measures it itself, 0 to 1."""
+    active_adapters: tuple[str, ...] = ()
+    """The adapters (LoRA) of running and waiting requests."""
+    adapter_slots: int | None = None
+    """Adapters that the engine can have loaded at once."""
 
 
 class Rates(Struct, frozen=True):
-    """Peak rates of an engine in tokens per second. None: not measured yet."""
+    """Peak rates of an engine in tokens per second, and what its prefix cache brings. None: not measured yet."""
 
     prefill: float | None = None
     decode: float | None = None
+    cached_share: float | None = None
+    """The share of prompt tokens from the prefix cache, recent ones counting more."""
 
     def update(self, before: EngineLoad, after: EngineLoad, seconds: float) -> "Rates":
         """Return the rates updated with two pages that are so many seconds apart.
@@ -58,7 +73,20 @@ class Rates(Struct, frozen=True):
         prompt = _increase(before.prompt_tokens, after.prompt_tokens)
         spent = _increase(before.prompt_seconds, after.prompt_seconds) if after.prompt_seconds is not None else seconds
         output = _increase(before.output_tokens, after.output_tokens)
-        return Rates(_peak(self.prefill, prompt, spent, seconds), _peak(self.decode, output, seconds, seconds))
+        return Rates(
+            _peak(self.prefill, prompt, spent, seconds),
+            _peak(self.decode, output, seconds, seconds),
+            self._cached_share(before, after, seconds),
+        )
+
+    def _cached_share(self, before: EngineLoad, after: EngineLoad, seconds: float) -> float | None:
+        if after.cached_share is not None:
+            return after.cached_share
+        queries, hits = _increase(before.cache_queries, after.cache_queries), _increase(before.cache_hits, after.cache_hits)
+        if not queries or hits is None:
+            return self.cached_share
+        share, known = min(1.0, hits / queries), self.cached_share
+        return share if known is None else share + (known - share) * 0.5 ** (seconds / _CACHE_HALF_LIFE_S)
 
 
 class LoadSource(Struct, frozen=True):
@@ -80,8 +108,22 @@ def add_load(load: EngineLoad, rates: Rates, beat: Heartbeat) -> Heartbeat:
         tokens_in_use=load.tokens_in_use,
         prefill_rate=rates.prefill,
         decode_rate=rates.decode,
+        cached_share=rates.cached_share,
         instances=load.queues,
+        active_adapters=load.active_adapters,
+        adapter_slots=load.adapter_slots,
     )
+
+
+ADAPTER_ENGINES = frozenset({"vllm", "sglang"})
+"""Engines that load adapters (LoRA) beside their model and choose one by the name of a request's model."""
+
+
+def add_adapters(names: ModelNames | None, engine: str, beat: Heartbeat) -> Heartbeat:
+    """Return the heartbeat with the adapters that the engine lists, if it is one that has adapters and listed its models."""
+    if names is None or engine not in ADAPTER_ENGINES:
+        return beat
+    return msgspec.structs.replace(beat, adapters=tuple(sorted(names.adapters)[:MAX_ADAPTERS]))
 
 
 def _increase(before: float | None, after: float | None) -> float | None:
@@ -152,6 +194,23 @@ def _queues(page: bytes, waiting: bytes, running: bytes, label: bytes) -> tuple[
     return tuple(InstanceLoad(model, **queue) for model, queue in found.items()) if len(found) > 1 else ()
 
 
+_ADAPTERS = re.compile(rb'(?:^|,)(running_lora_adapters|waiting_lora_adapters|max_lora)="([^"\\]{0,65536})"')
+MAX_ADAPTERS = 1024
+"""The largest number of adapters of one engine that are taken note of."""
+
+
+def _read_adapters(page: bytes) -> tuple[tuple[str, ...], int | None]:
+    """Return the adapters of running and waiting requests and the slots, from vLLM's newest sample: each change adds one to the page."""
+    samples = [(value, labels) for labels, value in _samples(page, b"vllm:lora_requests_info") if math.isfinite(value)]
+    if not samples:
+        return (), None
+    found = {label: value.decode("utf-8", "replace") for label, value in _ADAPTERS.findall(max(samples)[1])}
+    listed = f"{found.get(b'running_lora_adapters', '')},{found.get(b'waiting_lora_adapters', '')}".split(",")
+    slots = found.get(b"max_lora", "")
+    known = slots.isascii() and slots.isdigit() and 0 < int(slots[:9]) <= MAX_ADAPTERS
+    return tuple(dict.fromkeys(filter(None, map(str.strip, listed))))[:MAX_ADAPTERS], int(slots) if known else None
+
+
 _BLOCKS = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 
 
@@ -164,6 +223,7 @@ def _vllm(page: bytes) -> EngineLoad:
         room += int(blocks.get(b"block_size", 0)) * int(blocks.get(b"num_gpu_blocks", 0))
     spent = _total(page, b"vllm:request_prefill_time_seconds_sum")
     finished = _total(page, b"vllm:request_prompt_tokens_sum")
+    active, slots = _read_adapters(page)
     return EngineLoad(
         queues=_queues(page, b"vllm:num_requests_waiting", b"vllm:num_requests_running", b"model_name"),
         waiting=_count(page, b"vllm:num_requests_waiting"),
@@ -173,6 +233,10 @@ def _vllm(page: bytes) -> EngineLoad:
         prompt_tokens=finished if spent is not None else _total(page, b"vllm:prompt_tokens_total"),
         prompt_seconds=spent if finished is not None else None,
         output_tokens=_total(page, b"vllm:generation_tokens_total"),
+        cache_queries=_total(page, b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
+        cache_hits=_total(page, b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
+        active_adapters=active,
+        adapter_slots=slots,
     )
 
 
@@ -183,6 +247,7 @@ def _sglang(page: bytes) -> EngineLoad:
         running=_count(page, b"sglang:num_running_reqs"),
         kv_cache_usage=_share(page, b"sglang:token_usage"),
         tokens_in_use=_count(page, b"sglang:num_used_tokens"),
+        cached_share=_share(page, b"sglang:cache_hit_rate"),
         prompt_tokens=_total(page, b"sglang:prompt_tokens_total"),
         output_tokens=_total(page, b"sglang:generation_tokens_total"),
     )

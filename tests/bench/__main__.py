@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.bench import (
     accounting,
+    adapters,
     bodies,
     budgets,
     calibrate,
@@ -27,6 +28,7 @@ from tests.bench import (
     late_modes,
     limits,
     open_streams,
+    prefixes,
     report,
     screening,
     side_by_side,
@@ -82,6 +84,8 @@ BENCHMARKS: dict[str, tuple[Callable[[Field], Figures], tuple[str, ...]]] = {
     "stall": (stall.stall, ("stall_errors_probes_2", "stall_errors_breaker_2")),
     "ramp": (stall.ramp, ("ramp_worst_deviation",)),
     "strategies": (strategies.strategies, ("token_available_vs_round_robin", "best_strategy_vs_round_robin")),
+    "prefixes": (prefixes.prefixes, ("prefix_affinity_first_token_vs_round_robin",)),
+    "adapters": (adapters.adapters, ("adapters_loaded_share", "adapters_loaded_share_round_robin", "adapters_moving_failed")),
     "baseline": (claims.baseline, ("baseline_ratio",)),
     "shipped_rules": (claims.shipped_rules, ("shipped_light_off_big", "shipped_utilisation")),
     "virtual": (virtual.virtual, ("simulate_1k_nodes_hour_s", "simulated_requests_per_s")),

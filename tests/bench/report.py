@@ -81,6 +81,14 @@ BARS = (
     Bar("dearest_body_vs_chat", "reading the dearest body we know ÷ a chat of its size, CPU", 12, 7),
     Bar("screen_1mb_vs_128kb", "looking for sensitive data in 1 MB ÷ in 125 kB, CPU, the worst text we know", 24, 9),
     Bar("simulate_1k_nodes_hour_s", "simulating 1,000 nodes, 100,000 tenants and 180,000 requests for an hour, s", 60, 20),
+    Bar(
+        "prefix_affinity_first_token_vs_round_robin",
+        "P90 of the first token behind long shared prompts, prefix affinity ÷ round robin",
+        0.5,
+        0.1,
+    ),
+    Bar("adapters_loaded_share", "requests that meet a loaded adapter, 64 adapters (Zipf 1.5) in 32 places", 0.9, 0.94, at_most=False),
+    Bar("adapters_moving_failed", "requests that fail while adapters come and go", 0, 0),
     Bar("estimate_error_p95", "its relative error, P95 over the mixed corpus", 0.08, 0.04),
 )
 SHOWN = {

@@ -231,6 +231,7 @@ class FakeEngine(LoopbackServer):
     def __init__(self) -> None:
         super().__init__()
         self.models = ["m"]
+        self.adapters: list[str] = []
         self.waiting = self.running = 0
         self.silent = False
         self.status = 200
@@ -249,4 +250,7 @@ class FakeEngine(LoopbackServer):
     async def _models(self, _request: web.Request) -> web.Response:
         if self.silent:
             await asyncio.sleep(3600)
-        return web.json_response({"object": "list", "data": [{"id": name} for name in self.models]}, status=self.status)
+        return web.json_response(
+            {"object": "list", "data": [{"id": name} for name in self.models] + [{"id": name, "parent": "m"} for name in self.adapters]},
+            status=self.status,
+        )

@@ -29,7 +29,17 @@ _STATES = {
     NodeState.DEAD: pb.NODE_STATE_DEAD,
 }
 _STATE_BY_NUMBER = {number: state for state, number in _STATES.items()}
-_LOAD = ("waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes")
+_LOAD = (
+    "waiting",
+    "running",
+    "kv_cache_usage",
+    "tokens_in_use",
+    "prefill_rate",
+    "decode_rate",
+    "free_memory_bytes",
+    "adapter_slots",
+    "cached_share",
+)
 _DEFAULTS = {"tp_world_size": 1, "max_concurrency": 64}
 """Values of fields that are 0."""
 
@@ -93,7 +103,15 @@ class NodeRegistryService:
         outcome = await self._auth.registrar.heartbeat(
             request.node_id,
             request.lease,
-            Heartbeat(state=state, sequence=beat.sequence, reason=beat.reason, instances=_queues(beat), **load),
+            Heartbeat(
+                state=state,
+                sequence=beat.sequence,
+                reason=beat.reason,
+                instances=_queues(beat),
+                adapters=tuple(beat.adapters.names) if beat.HasField("adapters") else None,
+                active_adapters=tuple(beat.active_adapters),
+                **load,
+            ),
         )
         return to_registry_error(outcome) if isinstance(outcome, RegistryDenial) else pb.HeartbeatResponse(drain=outcome.draining)
 
@@ -221,6 +239,10 @@ def _make_status(member: Member) -> pb.NodeStatus:
         beat = pb.Beat(state=_STATES[member.beat.state], sequence=member.beat.sequence, reason=member.beat.reason, **load)
         for each in member.beat.instances:
             beat.instances.add(**{name: value for name, value in asdict(each).items() if value is not None})
+        beat.active_adapters.extend(member.beat.active_adapters)
+        if member.beat.adapters is not None:
+            beat.adapters.names.extend(member.beat.adapters)
+            beat.adapters.SetInParent()
         status.beat.CopyFrom(beat)
     if member.beat_at is not None:
         status.last_heartbeat.FromMilliseconds(round(member.beat_at * 1000))

@@ -16,7 +16,7 @@ from din_extproc.edge.node.engine_probe import EngineProbe, EngineStatus
 from din_extproc.edge.node.memory import free_memory_bytes
 from din_extproc.edge.registry.client import RegistrationLease, RegistrationRefused, RegistryClient, RegistryUnreachable
 from din_extproc.flow.node_condition import NodeCondition
-from din_extproc.southbound.load import add_load
+from din_extproc.southbound.load import add_adapters, add_load
 
 _log = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class NodeAgent:
 
     def _find_other_models(self) -> bool:
         """Take over which other models the engine lists. Return whether they changed: then the node registers anew."""
-        if self.look.problem:
+        if self.look.problem or self.look.names is None:
             return False
-        found = tuple(map(ModelInstance, sorted(self.look.models - {self._engine[1]})[:_MOST_OTHERS]))
+        found = tuple(map(ModelInstance, sorted(self.look.names.models - {self._engine[1]})[:_MOST_OTHERS]))
         if found == self.registration.instances:
             return False
         _log.info("%s also serves %s", self.registration.node.id, ", ".join(each.model for each in found) or "no other model")
@@ -176,7 +176,8 @@ class NodeAgent:
 
     def _now(self) -> Heartbeat:
         reason = "".join(filter(str.isprintable, self.condition.reason))[:_LONGEST_REASON]
-        beat = add_load(self.look.load, self.look.rates, Heartbeat(state=self.condition.state, sequence=self._sequence, reason=reason))
+        own = Heartbeat(state=self.condition.state, sequence=self._sequence, reason=reason)
+        beat = add_load(self.look.load, self.look.rates, add_adapters(self.look.names, self.registration.engine, own))
         named = {each.model for each in self.registration.instances} | {self.registration.node.model}
         queues = [replace(each, model=self.registration.node.model) if each.model == self._engine[1] else each for each in beat.instances]
         beat = replace(beat, instances=tuple(each for each in queues if each.model in named) if self.registration.instances else ())

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import aiohttp
 from msgspec import Struct
+from msgspec.structs import replace
 
-from din_extproc.southbound.listing import PATH, parse_models
+from din_extproc.southbound.listing import PATH, ModelNames, parse_models
 from din_extproc.southbound.load import PAGE_LIMIT, SOURCES, EngineLoad, Rates
 
 _TIMEOUT_S = 2.0
@@ -35,8 +36,8 @@ class EngineStatus(Struct, frozen=True):
     """Reason why it accepts no requests; "" if it does."""
     slow: bool = False
     """It did not respond in time: it may be dead or busy."""
-    models: frozenset[str] = frozenset()
-    """The names that it lists."""
+    names: ModelNames | None = None
+    """What it lists; None: nothing that could be read."""
 
 
 class EngineProbe:
@@ -78,10 +79,15 @@ class EngineProbe:
             return EngineStatus(look.at, look.load, look.rates, str(names), slow=not names.gone)
         if isinstance(names, str):
             return EngineStatus(look.at, look.load, look.rates, names)
-        problem = "" if model in names else f"the engine lists {', '.join(sorted(names)) or 'no model'}, not {model}"
-        return EngineStatus(look.at, look.load, look.rates, problem, models=names)
+        problem = "" if model in names.models else f"the engine lists {', '.join(sorted(names.models)) or 'no model'}, not {model}"
+        return EngineStatus(look.at, look.load, look.rates, problem, names=names)
 
-    async def _list(self, url: str) -> frozenset[str] | str | EngineUnreachable:
+    async def read_with_adapters(self, url: str) -> EngineStatus:
+        """Read the load and what the engine lists, as far as it lists anything. `url`: its HTTP interface, without a trailing slash."""
+        look, names = await asyncio.gather(self.read(), self._list(url))
+        return replace(look, names=names) if isinstance(names, ModelNames) else look
+
+    async def _list(self, url: str) -> ModelNames | str | EngineUnreachable:
         """Return the names that the engine lists, or why it lists none."""
         try:
             status, body = await fetch(self._session, url + PATH, PAGE_LIMIT)

@@ -12,10 +12,10 @@ import aiohttp
 from msgspec import Struct
 
 from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
-from din_extproc.domain.node import Endpoint, Node
+from din_extproc.domain.node import Endpoint, Node, Pool
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.node.engine_probe import EngineProbe
-from din_extproc.southbound.load import SOURCES, EngineLoad, add_load
+from din_extproc.southbound.load import SOURCES, EngineLoad, add_adapters, add_load
 
 _AT_ONCE = 32
 _JITTER = 0.2
@@ -29,12 +29,15 @@ class ScrapeTarget(Struct, frozen=True):
     node_id: str
     engine: str
     url: str
+    models_url: str = ""
+    """Where its list of models is, without the path; "": it is not read."""
 
     @classmethod
-    def of(cls, node: Node, engine: str) -> "ScrapeTarget":
-        """Return the default metrics page of this kind of engine."""
-        source = SOURCES[engine]
-        return cls(node.id, engine, f"http://{Endpoint(node.endpoint.host, source.port or node.endpoint.port)}{source.path}")
+    def of(cls, node: Node, pool: Pool) -> "ScrapeTarget":
+        """Return the default metrics page of the pool's kind of engine, and the list of models if the pool has adapters."""
+        source = SOURCES[pool.engine]
+        url = f"http://{Endpoint(node.endpoint.host, source.port or node.endpoint.port)}{source.path}"
+        return cls(node.id, pool.engine, url, f"http://{node.endpoint}" if pool.adapters.names else "")
 
 
 class Scraper:
@@ -87,12 +90,13 @@ class Scraper:
         await asyncio.sleep(self._every_s * random.random())  # noqa: S311 - so that nodes are not asked in step
         while True:
             async with self._slots:
-                look = await probe.read()
-            if look.problem or look.load == _NOTHING:
+                look = await (probe.read_with_adapters(target.models_url) if target.models_url else probe.read())
+            if look.problem or (look.load == _NOTHING and look.names is None):
                 pause = min(2 * pause, max(_LONGEST_PAUSE_S, self._every_s))
             else:
                 sequence, pause = sequence + 1, self._every_s
-                beat = add_load(look.load, look.rates, Heartbeat(state=NodeState.READY, sequence=sequence))
+                own = Heartbeat(state=NodeState.READY, sequence=sequence)
+                beat = add_load(look.load, look.rates, add_adapters(look.names, target.engine, own))
                 self.latest[target.node_id] = HeartbeatReading(beat, look.at)
                 self._on_load({target.node_id: self.latest[target.node_id]})
             await asyncio.sleep(pause * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - likewise

@@ -139,6 +139,10 @@ class BeatForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     free_memory_bytes: int | None = None
     reason: str = ""
     instances: tuple[InstanceLoad, ...] = ()
+    cached_share: float | None = None
+    adapters: tuple[str, ...] | None = None
+    active_adapters: tuple[str, ...] = ()
+    adapter_slots: int | None = None
 
     def to_heartbeat(self) -> Heartbeat:
         """Convert the form to a heartbeat."""

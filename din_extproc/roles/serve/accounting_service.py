@@ -24,6 +24,7 @@ from din_extproc.audit.records import OperatorOrder
 from din_extproc.domain.availability import ModelAvailability, compute_availability
 from din_extproc.domain.health import HoldKind
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
+from din_extproc.domain.usage import FailedAttempt
 from din_extproc.edge.access_log_port import AccessLogPort
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
@@ -114,7 +115,7 @@ class AccountingService:
             ledger,
             background,
             observers=self.observers.exchange_observers(),
-            attempt_observers=self.observers.attempt_observers(),
+            attempt_observers=(*self.observers.attempt_observers(), self._send_missing_adapter),
             calibrators=calibrators,
             outputs=outputs,
             health=self._breakers,
@@ -140,6 +141,11 @@ class AccountingService:
         self.observers.checks.recorder = self._trust
         self._logs = AccessLogPort(self.plane.on_access_log, self.plane.on_log_entries)
 
+    def _send_missing_adapter(self, attempt: FailedAttempt) -> None:
+        """Send workers which node turned out to lack an adapter."""
+        if attempt.lacks_adapter:
+            self._send(WorkerUpdate(missing_adapters={attempt.node_id: attempt.adapter}))
+
     async def publish(self, settings: Settings) -> None:
         """Send this configuration to Envoys by xDS. To be awaited before a worker decides by it."""
         if self._xds is not None:
@@ -151,7 +157,7 @@ class AccountingService:
         for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes, self._trust):
             if part is not None:
                 part.reload(settings)
-        targets = (ScrapeTarget.of(node, pool.engine) for pool in settings.pools for node in pool.nodes if node.remote is None)
+        targets = (ScrapeTarget.of(node, pool) for pool in settings.pools for node in pool.nodes if node.remote is None)
         self._scraper.set_targets(targets, settings.gateway.scrape_s)
 
     async def start(self) -> None:

@@ -69,7 +69,7 @@ class BudgetWatch:
             return
         listed = [(tenant.id, [key.id for key in keys]) for tenant, keys in settings.keys]
         each_key = any(budget.key == EACH for budget in settings.budgets.budgets)
-        models = sorted({pool.model for pool in settings.pools})
+        models = sorted({model for pool in settings.pools for model in pool.models})
         named = [budget.key for budget in settings.budgets.budgets if budget.key not in {"", EACH}]
         callers = ((tenant, key, model) for tenant, keys in listed for key in (keys if each_key else named) or [""] for model in models)
         self._callers.update(itertools.islice(callers, _MOST))

@@ -40,6 +40,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         if described is not None:
             known = replace(known, output_tokens_default=described.output_tokens_default, media_tokens=described.media_tokens)
         models[model] = known
+    models |= {adapter: models[pool.model] for pool in settings.pools for adapter in pool.adapters.names}
     global_limits = NO_GLOBAL_LIMITS if settings.global_limits == NO_GLOBAL_LIMITS else settings.global_limits
     screenings, pool_screenings = _screenings(settings)
     return DecisionView(
@@ -56,6 +57,7 @@ def make_view(settings: Settings, counters: Mapping[str, TokenCounter]) -> Decis
         screenings=screenings,
         pool_screenings=pool_screenings,
         health_paths=settings.envoy.health_paths,
+        session_header=settings.gateway.session_header or "",
     )
 
 

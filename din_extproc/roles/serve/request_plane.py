@@ -136,6 +136,12 @@ class RequestPlane:
         """Send requests of these origins to no node."""
         self.context.stopped = origins
 
+    def on_missing_adapters(self, missing: Mapping[str, str]) -> None:
+        """Ask nodes that answered 404 for an adapter for it no more. `missing`: adapter by node id."""
+        now = self.context.clock.monotonic()
+        for node_id, adapter in missing.items():
+            self.selector.load.adapters.on_missing(node_id, adapter, now)
+
     def take_admissions(self) -> list[AdmissionRecord]:
         """Return the requests that were sent on since the last call."""
         taken = self.context.admissions

@@ -69,7 +69,7 @@ class TenantReports:
         budgets, at = self.settings.budgets, time.time()
         if budgets is None:
             return []
-        models = sorted({pool.model for pool in self.settings.pools if who.tenant.may_use(pool.model)})
+        models = sorted({model for pool in self.settings.pools for model in pool.models if who.tenant.may_use(model)})
         found = {
             scope: (budget, budget.window(scope, at))
             for model in models

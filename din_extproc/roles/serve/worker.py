@@ -57,6 +57,7 @@ class Worker:
             "breakers": self.plane.selector.on_breakers,
             "stopped": self.plane.stop_requests,
             "readings": self.plane.selector.load.on_readings,
+            "missing_adapters": self.plane.on_missing_adapters,
             "calibrations": self.plane.gauges.apply,
             "outputs": self.plane.outputs.merge,
             "paces": self.plane.selector.load.on_paces,

@@ -25,6 +25,8 @@ class WorkerUpdate(Struct, frozen=True, omit_defaults=True):
     """Origins of all requests that are sent to no node."""
     readings: dict[str, HeartbeatReading] | None = None
     """The latest load report of nodes, by node id."""
+    missing_adapters: dict[str, str] | None = None
+    """Nodes that answered 404 for an adapter (LoRA), and the adapter, by node id."""
     calibrations: dict[str, Calibration] | None = None
     """Bytes per prompt token, by physical model."""
     outputs: tuple[OutputEstimate, ...] | None = None

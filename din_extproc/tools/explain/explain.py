@@ -114,7 +114,7 @@ def explain(settings: Settings, tenant_id: str, text: bytes, rows: Rows | None =
     parsed = read_request(context, request, recorded.sent)
     if isinstance(parsed, Refusal):
         return refused(parsed)
-    intent = ExplainedIntent.of(parsed.intent, request.prefix)
+    intent = ExplainedIntent.of(parsed.intent, request.prefix, request.session)
     tried = view.table.evaluate_rules(parsed.intent, tenant, request.head, int(clock.wall()) // _HOUR_S % 24, selector.members.get_versions)
     decided = resume(decide(context, request, who, parsed.intent, began=clock.monotonic(), wall=clock.wall()))
     assert not isinstance(decided, Pause)  # noqa: S101 - nothing here is waited for
@@ -176,7 +176,8 @@ class _RecordingSelector(NodeSelector):
 
     def choose(self, target: PlacementTarget, placement: PlacementRequest) -> tuple[Node, ...] | Refusal:
         self.placement = placement
-        self.scores = {node.id: target.ranking.strategy.score(node, placement) for node in target.ranking.nodes}
+        scorer = target.ranking.for_adapter(target.pool, self.load) if target.pool.adapter else target.ranking.strategy
+        self.scores = {node.id: scorer.score(node, placement) for node in target.ranking.nodes}
         return super().choose(target, placement)
 
 
@@ -242,7 +243,7 @@ def _placed(
     dropped = {each.node for each in own}
     names = tuple(node.id for node in decided.selection.nodes)
     ranked = [_ranked(node_id, target, names, score) for node_id, score in selector.scores.items() if node_id not in dropped]
-    ranked.sort(key=lambda each: (each.place or len(ranked) + 1, each.score))
+    ranked.sort(key=lambda each: (each.place is None, each.place, each.score))
     wait = compute_timeouts(decided.intent, target.pool, decided.selection)
     found = replace(found, nodes=names, candidates=(*ranked, *own), timeout_ms=wait.total_ms, first_byte_ms=wait.first_byte_ms)
     fallback = decided.selection.fallback_nodes[0] if decided.selection.fallback_nodes else None

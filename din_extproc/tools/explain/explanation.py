@@ -30,10 +30,12 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
     audio_seconds: int = 0
     """Estimated."""
     prefix: str = ""
-    """The same for prompts that begin alike."""
+    """The same for prompts that begin alike, or for the requests of one session."""
+    session: str = ""
+    """What names the session: a header, `prompt_cache_key` or `conversation`; "": nothing does."""
 
     @classmethod
-    def of(cls, intent: Intent, prefix: int) -> "ExplainedIntent":
+    def of(cls, intent: Intent, prefix: int, session: str = "") -> "ExplainedIntent":
         """An intent, in short."""
         return cls(
             path=intent.operation.value,
@@ -51,6 +53,7 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
             images=intent.images,
             audio_seconds=intent.audio_seconds,
             prefix=f"{prefix:08x}" if prefix else "",
+            session=session,
         )
 
 

@@ -40,6 +40,9 @@ class SimulatedNode:
         """When it was last looked at, by its own clock."""
         self._last_counts: tuple[int, float] = (0, 0.0)
         """Output tokens and busy seconds at its last beat."""
+        self._looked_up, self._cached = 0, 0
+        """Prompt tokens, and those of them that were cached, since its last beat."""
+        self._cached_share: float | None = None
         self._was_idle = False
 
     @property
@@ -61,9 +64,10 @@ class SimulatedNode:
     def take(self, prompt_tokens: int, output_tokens: int, prefix: int, prefix_tokens: int, now: float) -> SimulatedSequence:
         """Begin a request; a beginning that was here lately costs nothing."""
         own = self._find_own_spec(now)
-        sequence = SimulatedSequence(
-            prompt_tokens, output_tokens, computed=min(self._count_cached(prefix, prefix_tokens), prompt_tokens - 1)
-        )
+        cached = min(self._count_cached(prefix, prefix_tokens), prompt_tokens - 1)
+        self._looked_up += prompt_tokens
+        self._cached += cached
+        sequence = SimulatedSequence(prompt_tokens, output_tokens, computed=cached)
         self._apply_spec(own)
         self.requests += 1
         self.engine.submit(sequence, own)
@@ -126,6 +130,10 @@ class SimulatedNode:
         decoded, busy = engine.tokens - self._last_counts[0], self.busy_s - self._last_counts[1]
         self._last_counts = (engine.tokens, self.busy_s)
         usage = engine.kv_usage
+        if self._looked_up:
+            share, known = self._cached / self._looked_up, self._cached_share
+            self._cached_share = share if known is None else 0.9 * known + 0.1 * share
+            self._looked_up = self._cached = 0
         return Heartbeat(
             state=NodeState.READY,
             sequence=sequence,
@@ -135,6 +143,7 @@ class SimulatedNode:
             tokens_in_use=int(usage * self.kind.spec.kv_tokens),
             prefill_rate=engine.spec.prefill_rate,
             decode_rate=decoded / busy if busy > 1.0 else None,
+            cached_share=self._cached_share,
         )
 
     def close(self, now: float) -> None:

@@ -21,6 +21,7 @@ class Percentiles(Struct, frozen=True):
     """How a time is distributed, in seconds. None: there was none to measure."""
 
     p50: float | None
+    p90: float | None
     p95: float | None
     p99: float | None
 
@@ -29,8 +30,8 @@ class Percentiles(Struct, frozen=True):
         """Of these."""
         found = sorted(values)
         if not found:
-            return cls(None, None, None)
-        return cls(*(round(found[min(len(found) - 1, int(len(found) * share))], 4) for share in (0.5, 0.95, 0.99)))
+            return cls(None, None, None, None)
+        return cls(*(round(found[min(len(found) - 1, int(len(found) * share))], 4) for share in (0.5, 0.9, 0.95, 0.99)))
 
 
 class PoolFigures(Struct, frozen=True):

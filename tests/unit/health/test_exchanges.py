@@ -112,3 +112,11 @@ def test_an_account_without_credit_opens_its_breaker_at_once_and_for_the_longest
     assert event is not None
     assert breaker.on_event(event)
     assert (breaker.snapshot.state, breaker.snapshot.until, breaker.snapshot.reason) == (BreakerState.OPEN, NOW + 600.0, NO_CREDIT_REASON)
+
+
+def test_a_node_without_the_adapter_of_a_request_has_not_failed():
+    lacks = FailedAttempt("a", "404", origin="acme:1", adapter="sql")
+    assert lacks.lacks_adapter
+    assert classify_attempt(lacks, NOW, RETRIED, longest_open_s=60.0) is None
+    broken = FailedAttempt("a", "500", adapter="sql")
+    assert classify_attempt(broken, NOW, RETRIED, longest_open_s=60.0).kind is FAILED

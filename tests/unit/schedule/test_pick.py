@@ -56,6 +56,30 @@ def reading(at=0.0, **said):
     return HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **said), at)
 
 
+@pytest.mark.parametrize(("cached_share", "stays"), [(None, True), (0.0, False), (0.3, True), (0.9, True)])
+def test_a_prefix_stays_at_a_busier_node_only_if_its_cache_brings_something(cached_share, stays):
+    """The node is 1.3 times slower: within the headroom of 1.5, beyond the quarter of it that a cache without hits keeps."""
+    nodes, load = [node(0), node(1)], LoadModel()
+    ask = PlacementRequest(prompt_tokens=1000, output_tokens=0, now=0.0, prefix=99)
+    for each in nodes:
+        load.on_reading(each.id, reading(prefill_rate=1000.0))
+    home = strategy("prefix_affinity", nodes, load, headroom=1.5).pick(1, ask)[0]
+    load.on_reading(home.id, reading(prefill_rate=1000.0 / 1.3, cached_share=cached_share))
+    assert (strategy("prefix_affinity", nodes, load, headroom=1.5).pick(1, ask)[0] is home) is stays
+
+
+def test_a_prefix_stays_at_a_much_busier_node_while_its_cache_saves_more():
+    nodes, load = [node(0), node(1)], LoadModel()
+    ask = PlacementRequest(prompt_tokens=1000, output_tokens=0, now=0.0, prefix=99)
+    for each in nodes:
+        load.on_reading(each.id, reading(prefill_rate=1000.0))
+    home = strategy("prefix_affinity", nodes, load).pick(1, ask)[0]
+    load.on_reading(home.id, reading(prefill_rate=500.0))
+    assert strategy("prefix_affinity", nodes, load).pick(1, ask)[0] is not home
+    load.on_reading(home.id, reading(prefill_rate=500.0, cached_share=0.8))
+    assert strategy("prefix_affinity", nodes, load).pick(1, ask)[0] is home
+
+
 def demand(
     tokens: int, version: str = "", accepts=lambda _version: True, at_least: int | None = None, at_most: int | None = None
 ) -> Demand:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from din_extproc.domain.membership import Heartbeat, InstanceLoad, NodeState
-from din_extproc.southbound.load import SOURCES, EngineLoad, Rates, add_load
+from din_extproc.southbound.listing import parse_models
+from din_extproc.southbound.load import SOURCES, EngineLoad, Rates, add_adapters, add_load
 
 CAPTURES = Path(__file__).parent.parent.parent / "captures"
 
@@ -40,6 +41,62 @@ def test_a_real_vllm_says_what_waits_what_runs_and_how_full_its_cache_is(page, w
 def test_a_real_llama_cpp_says_what_waits_and_what_runs_but_nothing_of_its_cache(page, waiting, running):
     load = read("llamacpp", capture(page))
     assert (load.waiting, load.running, load.kv_cache_usage) == (waiting, running, None)
+
+
+def vllm_cache(queries, hits):
+    page = b'vllm:prefix_cache_queries_total{engine="0"} %d\nvllm:prefix_cache_hits_total{engine="0"} %d\n' % (queries, hits)
+    return read("vllm", page)
+
+
+def test_vllms_counters_tell_what_its_prefix_cache_brings_lately():
+    rates = Rates().update(vllm_cache(1000, 900), vllm_cache(1100, 925), 5.0)
+    assert rates.cached_share == 0.25
+    later = rates.update(vllm_cache(1100, 925), vllm_cache(1200, 1025), 30.0)
+    assert later.cached_share == pytest.approx((0.25 + 1.0) / 2)
+    assert later.update(vllm_cache(1200, 1025), vllm_cache(1200, 1025), 30.0).cached_share == later.cached_share
+    assert Rates().update(EngineLoad(), EngineLoad(), 5.0).cached_share is None
+    assert add_load(vllm_cache(0, 0), later, Heartbeat(state=NodeState.READY, sequence=1)).cached_share == later.cached_share
+
+
+def test_sglang_tells_its_hit_rate_itself():
+    page = read("sglang", b'sglang:cache_hit_rate{model_name="m"} 0.4\n')
+    assert Rates(cached_share=0.9).update(page, page, 5.0).cached_share == 0.4
+
+
+LORA = (
+    b"# TYPE vllm:lora_requests_info gauge\n"
+    b'vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 1.7e+09\n'
+    b'vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql,law",waiting_lora_adapters="med"} 1.8e+09\n'
+)
+
+
+def test_vllms_newest_sample_says_which_adapters_requests_use_and_how_many_fit():
+    load = read("vllm", LORA)
+    assert (load.active_adapters, load.adapter_slots) == (("sql", "law", "med"), 4)
+    beat = add_load(load, Rates(), Heartbeat(state=NodeState.READY, sequence=1))
+    assert (beat.active_adapters, beat.adapter_slots) == (("sql", "law", "med"), 4)
+
+
+@pytest.mark.parametrize("page", [b"", b"vllm:lora_requests_info 1.0\n", LORA.replace(b'"4"', b'"many"').replace(b"1.8e+09", b"NaN")])
+def test_a_page_without_a_number_of_adapters_tells_none(page):
+    assert read("vllm", page).adapter_slots is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "listed", "adapters"),
+    [
+        (
+            "vllm",
+            b'{"data":[{"id":"base","parent":null},{"id":"sql","root":"/a","parent":"base"},{"id":"law","parent":"base"}]}',
+            ("law", "sql"),
+        ),
+        ("sglang", b'{"data":[{"id":"base"}]}', ()),
+        ("tgi", b'{"data":[{"id":"base"},{"id":"sql","parent":"base"}]}', None),
+        ("vllm", b"oops", None),
+    ],
+)
+def test_an_engines_list_of_models_tells_its_adapters(engine, listed, adapters):
+    assert add_adapters(parse_models(listed), engine, Heartbeat(state=NodeState.READY, sequence=1)).adapters == adapters
 
 
 PAGES = {

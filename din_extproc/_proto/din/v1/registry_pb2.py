@@ -16,45 +16,47 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x15\x64in/v1/registry.proto\x12\x06\x64in.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"H\n\rModelInstance\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x17\n\x0fmax_concurrency\x18\x03 \x01(\r\"\xe9\x02\n\x04Node\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x1a\n\x12\x63ompute_capability\x18\x07 \x01(\t\x12\x15\n\rtp_world_size\x18\x08 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\t \x01(\r\x12\x17\n\x0fmax_concurrency\x18\n \x01(\r\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12\x0f\n\x07network\x18\x0c \x01(\t\x12\x16\n\x0eweights_sha256\x18\r \x01(\t\x12\x1e\n\x11\x66ree_memory_bytes\x18\x0e \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x65poch\x18\x0f \x01(\x04\x12(\n\tinstances\x18\x10 \x03(\x0b\x32\x15.din.v1.ModelInstanceB\x14\n\x12_free_memory_bytes\"a\n\x0cInstanceLoad\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07waiting\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07running\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\n\n\x08_waitingB\n\n\x08_running\"\xa1\x03\n\x04\x42\x65\x61t\x12 \n\x05state\x18\x01 \x01(\x0e\x32\x11.din.v1.NodeState\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x07waiting\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07running\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x0ekv_cache_usage\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rtokens_in_use\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\x19\n\x0cprefill_rate\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x18\n\x0b\x64\x65\x63ode_rate\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66ree_memory_bytes\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x0e\n\x06reason\x18\n \x01(\t\x12\'\n\tinstances\x18\x0b \x03(\x0b\x32\x14.din.v1.InstanceLoadB\n\n\x08_waitingB\n\n\x08_runningB\x11\n\x0f_kv_cache_usageB\x10\n\x0e_tokens_in_useB\x0f\n\r_prefill_rateB\x0e\n\x0c_decode_rateB\x14\n\x12_free_memory_bytes\"-\n\x0fRegisterRequest\x12\x1a\n\x04node\x18\x01 \x01(\x0b\x32\x0c.din.v1.Node\"\x99\x01\n\x10RegisterResponse\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ndead_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08warnings\x18\x04 \x03(\t\"N\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x1a\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x0c.din.v1.Beat\"\"\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\">\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x0f\n\rDrainResponse\"C\n\x11\x44\x65registerRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12\x44\x65registerResponse\"\xc9\x01\n\nNodeStatus\x12\x1a\n\x04node\x18\x01 \x01(\x0b\x32\x0c.din.v1.Node\x12 \n\x05state\x18\x02 \x01(\x0e\x32\x11.din.v1.NodeState\x12\x1a\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x0c.din.v1.Beat\x12\r\n\x05trust\x18\x04 \x01(\x01\x12\x0f\n\x07reasons\x18\x05 \x03(\t\x12\x32\n\x0elast_heartbeat\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05stale\x18\x07 \x01(\x08\"\x1d\n\x0cWatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\"D\n\rWatchResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12!\n\x05nodes\x18\x02 \x03(\x0b\x32\x12.din.v1.NodeStatus*\x9f\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_LOADING\x10\x01\x12\x14\n\x10NODE_STATE_READY\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x1a\n\x16NODE_STATE_QUARANTINED\x10\x04\x12\x13\n\x0fNODE_STATE_DEAD\x10\x05\x32\xc2\x02\n\x0cNodeRegistry\x12=\n\x08Register\x12\x17.din.v1.RegisterRequest\x1a\x18.din.v1.RegisterResponse\x12@\n\tHeartbeat\x12\x18.din.v1.HeartbeatRequest\x1a\x19.din.v1.HeartbeatResponse\x12\x34\n\x05\x44rain\x12\x14.din.v1.DrainRequest\x1a\x15.din.v1.DrainResponse\x12\x43\n\nDeregister\x12\x19.din.v1.DeregisterRequest\x1a\x1a.din.v1.DeregisterResponse\x12\x36\n\x05Watch\x12\x14.din.v1.WatchRequest\x1a\x15.din.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x15\x64in/v1/registry.proto\x12\x06\x64in.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"H\n\rModelInstance\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x17\n\x0fmax_concurrency\x18\x03 \x01(\r\"\xe9\x02\n\x04Node\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x1a\n\x12\x63ompute_capability\x18\x07 \x01(\t\x12\x15\n\rtp_world_size\x18\x08 \x01(\r\x12\x13\n\x0bmax_seq_len\x18\t \x01(\r\x12\x17\n\x0fmax_concurrency\x18\n \x01(\r\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12\x0f\n\x07network\x18\x0c \x01(\t\x12\x16\n\x0eweights_sha256\x18\r \x01(\t\x12\x1e\n\x11\x66ree_memory_bytes\x18\x0e \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x65poch\x18\x0f \x01(\x04\x12(\n\tinstances\x18\x10 \x03(\x0b\x32\x15.din.v1.ModelInstanceB\x14\n\x12_free_memory_bytes\"a\n\x0cInstanceLoad\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07waiting\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07running\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\n\n\x08_waitingB\n\n\x08_running\"\x19\n\x08\x41\x64\x61pters\x12\r\n\x05names\x18\x01 \x03(\t\"\xca\x04\n\x04\x42\x65\x61t\x12 \n\x05state\x18\x01 \x01(\x0e\x32\x11.din.v1.NodeState\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x07waiting\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07running\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x0ekv_cache_usage\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rtokens_in_use\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\x19\n\x0cprefill_rate\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x18\n\x0b\x64\x65\x63ode_rate\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66ree_memory_bytes\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x0e\n\x06reason\x18\n \x01(\t\x12\'\n\tinstances\x18\x0b \x03(\x0b\x32\x14.din.v1.InstanceLoad\x12\'\n\x08\x61\x64\x61pters\x18\x0c \x01(\x0b\x32\x10.din.v1.AdaptersH\x07\x88\x01\x01\x12\x17\n\x0f\x61\x63tive_adapters\x18\r \x03(\t\x12\x1a\n\radapter_slots\x18\x0e \x01(\rH\x08\x88\x01\x01\x12\x19\n\x0c\x63\x61\x63hed_share\x18\x0f \x01(\x01H\t\x88\x01\x01\x42\n\n\x08_waitingB\n\n\x08_runningB\x11\n\x0f_kv_cache_usageB\x10\n\x0e_tokens_in_useB\x0f\n\r_prefill_rateB\x0e\n\x0c_decode_rateB\x14\n\x12_free_memory_bytesB\x0b\n\t_adaptersB\x10\n\x0e_adapter_slotsB\x0f\n\r_cached_share\"-\n\x0fRegisterRequest\x12\x1a\n\x04node\x18\x01 \x01(\x0b\x32\x0c.din.v1.Node\"\x99\x01\n\x10RegisterResponse\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ndead_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08warnings\x18\x04 \x03(\t\"N\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x1a\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x0c.din.v1.Beat\"\"\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\">\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x0f\n\rDrainResponse\"C\n\x11\x44\x65registerRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12\x44\x65registerResponse\"\xc9\x01\n\nNodeStatus\x12\x1a\n\x04node\x18\x01 \x01(\x0b\x32\x0c.din.v1.Node\x12 \n\x05state\x18\x02 \x01(\x0e\x32\x11.din.v1.NodeState\x12\x1a\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x0c.din.v1.Beat\x12\r\n\x05trust\x18\x04 \x01(\x01\x12\x0f\n\x07reasons\x18\x05 \x03(\t\x12\x32\n\x0elast_heartbeat\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05stale\x18\x07 \x01(\x08\"\x1d\n\x0cWatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\"D\n\rWatchResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\x12!\n\x05nodes\x18\x02 \x03(\x0b\x32\x12.din.v1.NodeStatus*\x9f\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_LOADING\x10\x01\x12\x14\n\x10NODE_STATE_READY\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x1a\n\x16NODE_STATE_QUARANTINED\x10\x04\x12\x13\n\x0fNODE_STATE_DEAD\x10\x05\x32\xc2\x02\n\x0cNodeRegistry\x12=\n\x08Register\x12\x17.din.v1.RegisterRequest\x1a\x18.din.v1.RegisterResponse\x12@\n\tHeartbeat\x12\x18.din.v1.HeartbeatRequest\x1a\x19.din.v1.HeartbeatResponse\x12\x34\n\x05\x44rain\x12\x14.din.v1.DrainRequest\x1a\x15.din.v1.DrainResponse\x12\x43\n\nDeregister\x12\x19.din.v1.DeregisterRequest\x1a\x1a.din.v1.DeregisterResponse\x12\x36\n\x05Watch\x12\x14.din.v1.WatchRequest\x1a\x15.din.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'din_extproc._proto.din.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODESTATE']._serialized_start=1852
-  _globals['_NODESTATE']._serialized_end=2011
+  _globals['_NODESTATE']._serialized_start=2048
+  _globals['_NODESTATE']._serialized_end=2207
   _globals['_MODELINSTANCE']._serialized_start=98
   _globals['_MODELINSTANCE']._serialized_end=170
   _globals['_NODE']._serialized_start=173
   _globals['_NODE']._serialized_end=534
   _globals['_INSTANCELOAD']._serialized_start=536
   _globals['_INSTANCELOAD']._serialized_end=633
-  _globals['_BEAT']._serialized_start=636
-  _globals['_BEAT']._serialized_end=1053
-  _globals['_REGISTERREQUEST']._serialized_start=1055
-  _globals['_REGISTERREQUEST']._serialized_end=1100
-  _globals['_REGISTERRESPONSE']._serialized_start=1103
-  _globals['_REGISTERRESPONSE']._serialized_end=1256
-  _globals['_HEARTBEATREQUEST']._serialized_start=1258
-  _globals['_HEARTBEATREQUEST']._serialized_end=1336
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1338
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1372
-  _globals['_DRAINREQUEST']._serialized_start=1374
-  _globals['_DRAINREQUEST']._serialized_end=1436
-  _globals['_DRAINRESPONSE']._serialized_start=1438
-  _globals['_DRAINRESPONSE']._serialized_end=1453
-  _globals['_DEREGISTERREQUEST']._serialized_start=1455
-  _globals['_DEREGISTERREQUEST']._serialized_end=1522
-  _globals['_DEREGISTERRESPONSE']._serialized_start=1524
-  _globals['_DEREGISTERRESPONSE']._serialized_end=1544
-  _globals['_NODESTATUS']._serialized_start=1547
-  _globals['_NODESTATUS']._serialized_end=1748
-  _globals['_WATCHREQUEST']._serialized_start=1750
-  _globals['_WATCHREQUEST']._serialized_end=1779
-  _globals['_WATCHRESPONSE']._serialized_start=1781
-  _globals['_WATCHRESPONSE']._serialized_end=1849
-  _globals['_NODEREGISTRY']._serialized_start=2014
-  _globals['_NODEREGISTRY']._serialized_end=2336
+  _globals['_ADAPTERS']._serialized_start=635
+  _globals['_ADAPTERS']._serialized_end=660
+  _globals['_BEAT']._serialized_start=663
+  _globals['_BEAT']._serialized_end=1249
+  _globals['_REGISTERREQUEST']._serialized_start=1251
+  _globals['_REGISTERREQUEST']._serialized_end=1296
+  _globals['_REGISTERRESPONSE']._serialized_start=1299
+  _globals['_REGISTERRESPONSE']._serialized_end=1452
+  _globals['_HEARTBEATREQUEST']._serialized_start=1454
+  _globals['_HEARTBEATREQUEST']._serialized_end=1532
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1534
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1568
+  _globals['_DRAINREQUEST']._serialized_start=1570
+  _globals['_DRAINREQUEST']._serialized_end=1632
+  _globals['_DRAINRESPONSE']._serialized_start=1634
+  _globals['_DRAINRESPONSE']._serialized_end=1649
+  _globals['_DEREGISTERREQUEST']._serialized_start=1651
+  _globals['_DEREGISTERREQUEST']._serialized_end=1718
+  _globals['_DEREGISTERRESPONSE']._serialized_start=1720
+  _globals['_DEREGISTERRESPONSE']._serialized_end=1740
+  _globals['_NODESTATUS']._serialized_start=1743
+  _globals['_NODESTATUS']._serialized_end=1944
+  _globals['_WATCHREQUEST']._serialized_start=1946
+  _globals['_WATCHREQUEST']._serialized_end=1975
+  _globals['_WATCHRESPONSE']._serialized_start=1977
+  _globals['_WATCHRESPONSE']._serialized_end=2045
+  _globals['_NODEREGISTRY']._serialized_start=2210
+  _globals['_NODEREGISTRY']._serialized_end=2532
 # @@protoc_insertion_point(module_scope)

@@ -82,8 +82,14 @@ class InstanceLoad(_message.Message):
     running: int
     def __init__(self, model: _Optional[str] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
 
+class Adapters(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Beat(_message.Message):
-    __slots__ = ("state", "sequence", "waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes", "reason", "instances")
+    __slots__ = ("state", "sequence", "waiting", "running", "kv_cache_usage", "tokens_in_use", "prefill_rate", "decode_rate", "free_memory_bytes", "reason", "instances", "adapters", "active_adapters", "adapter_slots", "cached_share")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +101,10 @@ class Beat(_message.Message):
     FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     state: NodeState
     sequence: int
     waiting: int
@@ -106,7 +116,11 @@ class Beat(_message.Message):
     free_memory_bytes: int
     reason: str
     instances: _containers.RepeatedCompositeFieldContainer[InstanceLoad]
-    def __init__(self, state: _Optional[_Union[NodeState, str]] = ..., sequence: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., tokens_in_use: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., decode_rate: _Optional[float] = ..., free_memory_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceLoad, _Mapping]]] = ...) -> None: ...
+    adapters: Adapters
+    active_adapters: _containers.RepeatedScalarFieldContainer[str]
+    adapter_slots: int
+    cached_share: float
+    def __init__(self, state: _Optional[_Union[NodeState, str]] = ..., sequence: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., tokens_in_use: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., decode_rate: _Optional[float] = ..., free_memory_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceLoad, _Mapping]]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., active_adapters: _Optional[_Iterable[str]] = ..., adapter_slots: _Optional[int] = ..., cached_share: _Optional[float] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node",)

@@ -227,3 +227,10 @@ async def test_what_the_envoy_in_front_holds_back_waits_too(session, engine, reg
     agent = agent_of(session, engine, registry, held=lambda: EnvoyLoad(in_flight=6, waiting=3))
     await agent.watch()
     assert (registry.beats[0]["waiting"], registry.beats[0]["running"], agent.in_flight) == (4, 2, 6)
+
+
+async def test_a_heartbeat_names_the_adapters_that_the_engine_lists(session, engine, registry):
+    engine.adapters = ["sql", "law"]
+    agent = agent_of(session, engine, registry)
+    await agent.watch()
+    assert registry.beats[0]["adapters"] == ["law", "sql"]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from din_extproc.domain.node import Endpoint, Node
+from din_extproc.domain.node import Adapters, Endpoint, Node, Pool
 from din_extproc.edge.probe.scrape import Scraper, ScrapeTarget
 from tests.support.fakes import FakeEngine
 from tests.support.waiting import let_pass, turns
@@ -14,6 +14,10 @@ pytestmark = pytest.mark.virtual_time
 
 def node_at(port, host="127.0.0.1"):
     return Node("gpu-1", Endpoint(host, port), "m", "2025.3.1", "bf16", "", 1, 8192, 8)
+
+
+def pool_of(engine, *adapters):
+    return Pool(name="p", model="m", served_model="m", engine=engine, scheduler="round_robin", nodes=(), adapters=Adapters(adapters))
 
 
 @pytest.fixture
@@ -53,14 +57,14 @@ class Heard:
     ],
 )
 def test_a_nodes_page_is_where_its_engine_usually_has_it(engine, host, url):
-    assert ScrapeTarget.of(node_at(8000, host), engine).url == url
+    assert ScrapeTarget.of(node_at(8000, host), pool_of(engine)).url == url
 
 
 async def test_a_page_becomes_a_reading_again_and_again(engine):
     heard = Heard()
     scraper = Scraper(heard)
     engine.waiting, engine.running = 4, 2
-    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
+    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))], 0.02)
     await heard.until(lambda: heard.count >= 2)
     beat = heard.readings["gpu-1"].beat
     assert (beat.waiting, beat.running, beat.state) == (4, 2, "ready")
@@ -73,7 +77,7 @@ async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
     heard = Heard()
     scraper = Scraper(heard)
     await engine.stop()
-    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), "vllm")], 0.02)
+    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))], 0.02)
     await let_pass(60)
     assert heard.count == 0
     await engine.start()
@@ -84,7 +88,9 @@ async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
 async def test_an_engine_that_does_not_tell_is_no_reading(engine):
     heard = Heard()
     scraper = Scraper(heard)
-    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), "llamacpp"), ScrapeTarget.of(node_at(engine.port), "ollama")], 0.02)
+    scraper.set_targets(
+        [ScrapeTarget.of(node_at(engine.port), pool_of("llamacpp")), ScrapeTarget.of(node_at(engine.port), pool_of("ollama"))], 0.02
+    )
     await let_pass(60)
     await scraper.stop()
     assert heard.count == 0
@@ -93,7 +99,7 @@ async def test_an_engine_that_does_not_tell_is_no_reading(engine):
 async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
     heard = Heard()
     scraper = Scraper(heard)
-    target = ScrapeTarget.of(node_at(engine.port), "vllm")
+    target = ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))
     scraper.set_targets([target], 0.02)
     await heard.until(lambda: heard.count)
     scraper.set_targets([target], 0.02)
@@ -109,9 +115,21 @@ async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
 async def test_nobody_is_asked_any_more_once_the_interval_is_0(engine):
     heard = Heard()
     scraper = Scraper(heard)
-    target = ScrapeTarget.of(node_at(engine.port), "vllm")
+    target = ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))
     scraper.set_targets([target], 0.02)
     await heard.until(lambda: heard.readings)
     scraper.set_targets([target], 0)
     assert scraper.latest == {}
+    await scraper.stop()
+
+
+async def test_the_adapters_of_a_node_are_read_from_its_list_of_models(engine):
+    engine.adapters = ["sql", "law"]
+    heard = Heard()
+    scraper = Scraper(heard)
+    scraper.set_targets([ScrapeTarget.of(node_at(engine.port), pool_of("vllm", "sql", "law"))], 0.02)
+    await heard.until(lambda: heard.readings)
+    assert heard.readings["gpu-1"].beat.adapters == ("law", "sql")
+    engine.adapters = ["law"]
+    await heard.until(lambda: heard.readings["gpu-1"].beat.adapters == ("law",))
     await scraper.stop()

@@ -88,7 +88,7 @@ def test_a_fallback_says_for_whom_it_stands_in(settings):
     assert told.nodes[0] == "b"
     told = explain(settings, "t", request({"x-task-tier": "x"}, max_tokens=60))
     assert told.scheduler == "prefix_affinity"
-    assert "choice 1 of the prefix" in why(told)["q"]
+    assert "choice 1 of the session or prefix" in why(told)["q"]
 
 
 def test_a_long_request_is_called_one_and_gets_its_own_timeout(settings):
