@@ -127,6 +127,14 @@ class MembershipDelta(Struct, frozen=True):
     """Node ids."""
 
 
+def join_deltas(one: MembershipDelta, other: MembershipDelta) -> MembershipDelta:
+    """Return both changes as one."""
+    return MembershipDelta(
+        joined={pool: (*one.joined.get(pool, ()), *other.joined.get(pool, ())) for pool in one.joined.keys() | other.joined.keys()},
+        left={pool: (*one.left.get(pool, ()), *other.left.get(pool, ())) for pool in one.left.keys() | other.left.keys()},
+    )
+
+
 class Member(Struct, frozen=True, kw_only=True):
     """One row of the node table."""
 

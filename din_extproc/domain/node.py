@@ -192,6 +192,26 @@ def in_flight_cluster(pool: str, fallback: str) -> str:
     return f"{pool}{POOL_SEPARATOR}{fallback}"
 
 
+class DnsName(Struct, frozen=True, gc=False):
+    """A DNS name whose addresses are nodes."""
+
+    name: str
+    port: int
+    """0: the name has SRV records, which give the ports."""
+    every_s: float
+    """Seconds between two looks at least; a longer TTL is honoured."""
+    server: Endpoint | None = None
+    """None: the system's resolvers."""
+
+
+class Discovery(Struct, frozen=True):
+    """Where a pool's further nodes are found."""
+
+    dns: DnsName
+    template: Node
+    """A node as each one found is, but for its id, its endpoint and its weight."""
+
+
 class Pool(Struct, frozen=True):
     """Interchangeable nodes: one model, one engine, one scheduling strategy."""
 
@@ -204,6 +224,7 @@ class Pool(Struct, frozen=True):
     engine: str
     scheduler: str
     nodes: tuple[Node, ...]
+    discover: Discovery | None = None
     operations: frozenset[Operation] | None = None
     """None: every operation."""
     stream_usage: bool = True

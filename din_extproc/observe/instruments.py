@@ -232,6 +232,13 @@ READY = Instrument("din.ready", InstrumentKind.GAUGE, "{state}", "1: this sideca
 TABLE_STALE = Instrument(
     "din.registry.stale", InstrumentKind.GAUGE, "{state}", "1: the node table can't be shared; the last view is in use."
 )
+DISCOVERY_FAILING = Instrument(
+    "din.discovery.failing",
+    InstrumentKind.GAUGE,
+    "{state}",
+    "1: the last look for the pool's nodes failed; its last good answer is in use.",
+    (POOL,),
+)
 NODES = Instrument("din.nodes", InstrumentKind.GAUGE, "{node}", "Nodes by state.", (STATE,))
 NODE_TRUST = Instrument("din.node.trust", InstrumentKind.GAUGE, "1", "Trust in the node, 0 to 1.", (NODE,))
 NODE_MISIDENTIFIED = Instrument(

@@ -17,6 +17,7 @@ from din_extproc.route.table import RouteTable
 from din_extproc.screen.kinds import BUILT_IN
 from din_extproc.settings.budgets import unknown_names
 from din_extproc.settings.catalog import Catalog
+from din_extproc.settings.discovered import make_discovery
 from din_extproc.settings.document import Document
 from din_extproc.settings.keys import OWN_KEY
 from din_extproc.settings.operations import make_operations_table
@@ -96,11 +97,15 @@ def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, operations: Mappi
     for name, pool in shaped.config.pools.items():
         if name in RESERVED_CLUSTERS:
             document.report(("pools", name), f"{name!r} is a cluster of the gateway itself", "call the pool something else", at_key=True)
-        if not pool.nodes and shaped.config.gateway.registry is None:
-            hint = "list nodes, or let them register: `gateway.registry`"
+        if pool.discover is not None and shaped.config.gateway.xds is None:
+            hint = "give `gateway.xds` and render Envoy's configuration with `--xds`: a static one has the listed nodes alone"
+            document.report(("pools", name, "discover"), "Envoy gets the nodes that are found by xDS only", hint)
+        if not pool.nodes and pool.discover is None and shaped.config.gateway.registry is None:
+            hint = "list nodes, let them be found (`discover`), or let them register (`gateway.registry`)"
             document.report(("pools", name), "no node: nothing can be sent there", hint, at_key=True)
         nodes = make_nodes(name, pool, catalog, document)
-        kind = make_requirements(name, pool, nodes, document)
+        discover = make_discovery(name, pool, catalog, document)
+        kind = make_requirements(name, pool, (*nodes, *(() if discover is None else (discover.template,))), document)
         yield Pool(
             name=name,
             model=pool.model,
@@ -112,6 +117,7 @@ def _make_pools(shaped: ShapedConfig, catalog: Catalog | None, operations: Mappi
             timeouts=pool.timeouts.to_timeouts(),
             traffic=pool.traffic,
             nodes=nodes,
+            discover=discover,
             operations=make_operations(name, pool, operations, document),
             api=resolve_api(pool),
             unmappable=pool.unmappable,

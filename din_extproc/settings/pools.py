@@ -18,6 +18,7 @@ from din_extproc.domain.tenant import OnSensitive
 from din_extproc.route.flaw import did_you_mean
 from din_extproc.schedule.pick import STRATEGIES
 from din_extproc.settings.catalog import Catalog, VersionText
+from din_extproc.settings.discover import DiscoverSection
 from din_extproc.settings.document import Document
 from din_extproc.settings.operations import PoolEngine
 from din_extproc.settings.problems import Place
@@ -201,6 +202,8 @@ class PoolSection(Section):
     """None: the model alone."""
     nodes: Annotated[tuple[PoolNodeSection, ...], AsTuple] = ()
     """Those that do not register."""
+    discover: DiscoverSection | None = None
+    """Where further nodes are found. It needs `gateway.xds`, by which Envoy gets them."""
 
 
 def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: Document) -> tuple[Node, ...]:
@@ -212,7 +215,7 @@ def make_nodes(name: str, pool: PoolSection, catalog: Catalog | None, document: 
         catalog: None when there is one that could not be read: then nothing is missed.
         document: Where problems go.
     """
-    nodes = [_make_node(pool, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
+    nodes = [make_node(pool, node, catalog, document, ("pools", name, "nodes", index)) for index, node in enumerate(pool.nodes)]
     made = tuple(node for node in nodes if node is not None)
     _report_duplicate_nodes(name, pool, document)
     if len(made) == len(pool.nodes):
@@ -315,7 +318,8 @@ def _report_context_limit(pool: PoolSection, node: PoolNodeSection, document: Do
     return True
 
 
-def _make_node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+def make_node(pool: PoolSection, node: PoolNodeSection, catalog: Catalog | None, document: Document, place: Place) -> Node | None:
+    """One node with the catalogue's values filled in; None: something is missing, which is reported at `place`."""
     if _report_context_limit(pool, node, document, place):
         return None
     model = pool.model

@@ -197,6 +197,12 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Diagno
             f"{unsettled} exchanges are not settled",
             "Redis was down or slow: they are retried; those given up stay reserved until they expire",
         )
+    for pool, source in status.get("discovery", {}).items():
+        if source["problem"]:
+            change = "check the name and the DNS server; until then the last good answer stays in use"
+            yield Diagnosis(f"discovery of {pool}", "fail" if not source["nodes"] else "warn", source["problem"], change)
+        else:
+            yield Diagnosis(f"discovery of {pool}", "ok", f"{source['nodes']} nodes at {source['source']}")
     yield from _of_nodes(status)
 
 

@@ -13,7 +13,7 @@ Workers get all of it as `WorkerUpdate`; `Worker` holds the table of their handl
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -23,7 +23,8 @@ from din_extproc.admit.reservation import OutputHistory
 from din_extproc.audit.records import OperatorOrder
 from din_extproc.domain.availability import ModelAvailability, compute_availability
 from din_extproc.domain.health import HoldKind
-from din_extproc.domain.membership import HeartbeatReading, MembershipDelta
+from din_extproc.domain.membership import HeartbeatReading, MembershipDelta, join_deltas
+from din_extproc.domain.node import Node
 from din_extproc.domain.usage import FailedAttempt
 from din_extproc.edge.access_log_port import AccessLogPort
 from din_extproc.edge.background import Background
@@ -42,6 +43,7 @@ from din_extproc.observe.families import Family
 from din_extproc.roles.serve.accounting_plane import AccountingPlane
 from din_extproc.roles.serve.envoy_nodes import EnvoyNodes
 from din_extproc.roles.serve.micro_prober import make_health_monitor
+from din_extproc.roles.serve.node_discovery import NodeDiscovery
 from din_extproc.roles.serve.node_holds import OperatorHolds
 from din_extproc.roles.serve.node_trust import NodeTrust
 from din_extproc.roles.serve.observers import ExchangeObservers
@@ -133,10 +135,11 @@ class AccountingService:
                 runner=link,
                 server=transport,
                 background=background,
-                on_membership=self._on_membership,
+                on_membership=self._on_registered,
                 on_readings=self._send_readings,
             )
             self._registry.registrar.watchers.add(self.observers.on_node_events)
+        self._discovery = NodeDiscovery(self._on_found, self._get_registered)
         self._trust = NodeTrust(None if self._registry is None else self._registry.registrar, self._quarantine)
         self.observers.checks.recorder = self._trust
         self._logs = AccessLogPort(self.plane.on_access_log, self.plane.on_log_entries)
@@ -154,11 +157,17 @@ class AccountingService:
     def reload(self, settings: Settings) -> None:
         """Settle exchanges and watch nodes by this configuration."""
         self._settings = settings
-        for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes, self._trust):
+        for part in (self.plane, self.observers, self._breakers, self._registry, self._envoy_nodes, self._discovery):
             if part is not None:
                 part.reload(settings)
-        targets = (ScrapeTarget.of(node, pool) for pool in settings.pools for node in pool.nodes if node.remote is None)
-        self._scraper.set_targets(targets, settings.gateway.scrape_s)
+        self._follow_nodes()
+
+    def _follow_nodes(self) -> None:
+        """Rate and scrape the nodes that are listed or were found; those that registered report by themselves."""
+        pools = tuple(self._discovery.with_found(self._settings.pools))
+        self._trust.reload(pools)
+        targets = (ScrapeTarget.of(node, pool) for pool in pools for node in pool.nodes if node.remote is None)
+        self._scraper.set_targets(targets, self._settings.gateway.scrape_s)
 
     async def start(self) -> None:
         """Start settlement, breakers and probes."""
@@ -217,12 +226,15 @@ class AccountingService:
         """Settle and write what is left."""
         await self.plane.settler.retry()
         await self.observers.stop()
+        await self._discovery.stop()
         await self._scraper.stop()
         await self._breakers.stop()
 
     def initial_update(self) -> WorkerUpdate:
         """Return what a new worker has to know before it decides."""
-        membership = None if self._registry is None else self._registry.registrar.table.snapshot()
+        found = self._discovery.snapshot()
+        registered = None if self._registry is None else self._registry.registrar.table.snapshot()
+        membership = join_deltas(registered, found) if registered and found else registered or found
         return WorkerUpdate(
             membership=membership,
             breakers=self._breakers.get_open_breakers(),
@@ -237,7 +249,7 @@ class AccountingService:
 
     def get_rows(self, settings: Settings) -> Iterator[MemberForm]:
         """Yield every node, configured and registered, with its state and health."""
-        listed = configured_rows(settings, self._scraper.latest, self._trust.score)
+        listed = configured_rows(settings, self._discovery.with_found(settings.pools), self._scraper.latest, self._trust.score)
         return self._breakers.add_health(listed if self._registry is None else chain(listed, self._registry.rows()))
 
     def get_availability(self, settings: Settings) -> tuple[ModelAvailability, ...]:
@@ -265,8 +277,25 @@ class AccountingService:
             "breakers": self._breakers.snapshot(),
             "nodes_unknown_to_envoy": self._envoy_nodes.unknown,
             **xds,
+            "discovery": self._discovery.status(),
             **self.observers.snapshot(),
         }
+
+    def _get_registered(self) -> Mapping[str, tuple[Node, ...]]:
+        """Return the registered nodes that are routed to, by pool."""
+        return {} if self._registry is None else self._registry.registrar.table.snapshot().joined
+
+    def _on_registered(self, delta: MembershipDelta) -> None:
+        found = self._discovery.take_changes()
+        if found is None:
+            self._on_membership(delta)
+            return
+        self._follow_nodes()
+        self._on_membership(join_deltas(delta, found))
+
+    def _on_found(self, delta: MembershipDelta) -> None:
+        self._follow_nodes()
+        self._on_membership(delta)
 
     def _on_membership(self, delta: MembershipDelta) -> None:
         """Pass on that nodes joined or left. Envoys and breakers know a node before a worker sends requests to it."""

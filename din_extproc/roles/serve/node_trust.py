@@ -3,13 +3,13 @@
 Rule: a listed node whose answers differ repeatedly is quarantined for every replica; only an operator releases it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
+from din_extproc.domain.node import Pool
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.trust import Evidence
-from din_extproc.settings.settings import Settings
 
 _NO_LOAD = Heartbeat(state=NodeState.READY, sequence=0)
 
@@ -29,10 +29,10 @@ class NodeTrust:
         self._reported: frozenset[str] = frozenset()
         """Listed nodes that workers trust less than fully."""
 
-    def reload(self, settings: Settings) -> None:
-        """Keep evidence about the nodes that this configuration lists."""
+    def reload(self, pools: Iterable[Pool]) -> None:
+        """Keep evidence about the nodes of these pools, which are listed or were found."""
         new = Evidence(at=SystemClock.wall())
-        self._listed = {node.id: self._listed.get(node.id, new) for pool in settings.pools for node in pool.nodes}
+        self._listed = {node.id: self._listed.get(node.id, new) for pool in pools for node in pool.nodes}
 
     def score(self, node_id: str) -> float:
         """Return the trust in a listed node, from 0 to 1."""

@@ -5,11 +5,11 @@ Rule: changes of membership are passed on at once, load readings several times a
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta, NodeState, Registration
-from din_extproc.domain.node import Endpoint
+from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
@@ -160,17 +160,20 @@ class RegistryService:
             await asyncio.sleep(_BETWEEN_DOUBTS_S)
 
 
-def configured_rows(settings: Settings, readings: Mapping[str, HeartbeatReading], trust: Callable[[str], float]) -> Iterator[MemberForm]:
-    """Yield the configured nodes, with the latest readings of their metrics pages by node id, and the trust in them."""
+def configured_rows(
+    settings: Settings, pools: Iterable[Pool], readings: Mapping[str, HeartbeatReading], trust: Callable[[str], float]
+) -> Iterator[MemberForm]:
+    """Yield the nodes of these pools, listed or found, with the latest readings of their metrics pages, and the trust in them."""
     now = SystemClock.monotonic()
-    for pool in settings.pools:
+    for pool in pools:
+        listed = {node.id for own in settings.pools if own.name == pool.name for node in own.nodes}
         for node in pool.nodes:
             reading = readings.get(node.id)
             yield MemberForm(
                 node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
                 state=NodeState.READY,
                 trust=round(trust(node.id), 3),
-                reasons=("listed in the configuration",),
+                reasons=("listed in the configuration",) if node.id in listed else ("found by DNS",),
                 beat=None if reading is None else reading.beat,
                 beat_age_s=None if reading is None else round(now - reading.at, 3),
                 stale=False,

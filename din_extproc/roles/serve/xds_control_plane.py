@@ -83,9 +83,14 @@ class XdsControlPlane:
         self._background.run("removing former pools", self._retire(kept, made))
 
     def on_membership(self, delta: MembershipDelta) -> None:
-        """Send nodes that joined or left to Envoys at once."""
-        self._members = self._members.apply_delta(delta)
-        self._publish_members()
+        """Send nodes that joined or left to Envoys at once, but keep the former ones for a while where all nodes of a pool are new."""
+        self._members = members = self._members.apply_delta(delta)
+        now = {pool: members.get_nodes(pool) for pool in self._pools}
+        kept = {pool: _keep_until_checked(self._nodes.get(pool, ()), nodes) for pool, nodes in now.items()}
+        self._nodes.update(kept)
+        self._publish()
+        if kept != now:
+            self._background.run("removing former nodes", self._remove_former_nodes())
 
     def snapshot(self) -> dict[str, object]:
         """Return the served versions and each Envoy's state for the admin page."""
@@ -102,6 +107,10 @@ class XdsControlPlane:
         snapshot = self._make_snapshot()
         if self._service is not None and snapshot is not None:
             self._service.publish(snapshot)
+
+    async def _remove_former_nodes(self) -> None:
+        await asyncio.sleep(_LINGER_S)
+        self._publish_members()
 
     async def _retire(self, kept: Blueprint, made: Blueprint) -> None:
         """Remove what only the former configuration had, unless another configuration has arrived since."""

@@ -20,7 +20,7 @@ def trust(tmp_path):
 
     made = NodeTrust(None, quarantine)
     made.kept_out = kept_out
-    made.reload(load(file, {}))
+    made.reload(load(file, {}).pools)
     return made
 
 

@@ -1,0 +1,1 @@
+"""Sources that find nodes where they already are."""
