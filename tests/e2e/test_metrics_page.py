@@ -36,12 +36,13 @@ def stack(engines) -> Iterator[Stack]:
         stack = Stack({}, gateway={"scrape_s": 0.2, "registry": door, "xds": told})
         (stack.folder / "audit.key").write_text("an audit key of these tests, long enough")
         (stack.folder / "tokens.yaml").write_text("{}\n")
+        lost = {"dns": "gone.local:8000", "server": NOBODY, "version": "1", "dtype": "bf16", "max_seq_len": 8192}
         live = [node(name, engines[name].address) for name in "ab"]
         stack.write(
             {
                 "pools": {
                     "p": {"model": "m", "engine": "vllm", "scheduler": "round_robin", "nodes": live},
-                    "gone": {"model": "m", "engine": "vllm", "nodes": [node("gone", NOBODY)]},
+                    "gone": {"model": "m", "engine": "vllm", "nodes": [node("gone", NOBODY)], "discover": lost},
                     "other": {"model": "m", "engine": "vllm", "nodes": [node("d", engines["d"].address, dtype="fp8")]},
                     "dead": {"model": "dead", "engine": "vllm", "nodes": [node("c", engines["c"].address)]},
                 },
@@ -127,6 +128,7 @@ def test_every_metric_has_a_value_once_what_it_counts_has_happened(stack, engine
     assert missing == set()
     read = scrape(stack)
     assert read["din_refusals_total"][("rate_limit_exceeded",)] == 1
+    assert read["din_discovery_failing"][("gone",)] == 1
     assert read["din_would_refuse_total"][("rpm",)] == 1
     assert read["din_sensitive_findings_total"] == {("flag", "email"): 1}
     assert read["din_requests_degraded_total"] == {("long", "acme", "m"): 1}
