@@ -155,7 +155,7 @@ def test_an_open_gateway_serves_from_the_safe_pool_and_says_so(opened, sims, abs
         assert "forged" not in repr(request) + str(reply.headers)
         assert key_of("acme") not in repr(request)
         with opened.client() as client:
-            for path in (f"{PATH}/", f"/{PATH}", "/metrics", "/", "/health", "/v1/nodes", "/tokenize", "/_seen"):
+            for path in (f"{PATH}/", f"/{PATH}", "/metrics", "/", "/health", "/v1/nodes", "/v1/audio/speech", "/_seen"):
                 refused(client.post(path, json={}, headers=FORGED))
         assert len(seen(sims, "safe")) == 1
         assert sum(opened.envoy_stats("failure_mode_allowed").values()) > counted, "each bypass is counted"

@@ -206,9 +206,7 @@ def test_half_open_connections_keep_nobody_from_any_port(stack, registry):
 # What strangers learn
 
 
-@pytest.mark.parametrize(
-    "path", [PATH, "/v1/models", "/v1/models/secret-model", "/status", "/metrics", "/nodes", "/v1/nodes", "/", "/health"]
-)
+@pytest.mark.parametrize("path", [PATH, "/v1/models", "/v1/models/secret-model", "/status", "/metrics", "/nodes", "/v1/nodes", "/"])
 def test_without_a_key_nobody_learns_of_models_nodes_or_versions(stack, engine, path):
     engine.forget()
     for method in METHODS:

@@ -156,7 +156,7 @@ def test_an_exchange_that_another_node_answers_costs_what_that_node_did(stack, s
 # Calls
 
 
-def test_a_request_costs_redis_one_call_before_and_one_after_while_slots_are_plentiful(stack):
+def test_a_request_costs_redis_one_call_before_and_at_most_one_after_while_slots_are_plentiful(stack):
     settled = sum(stack.all_accounted()["counts"]["outcomes"].values())
     with redis.Redis(port=stack.redis.port) as store:
         store.config_resetstat()
@@ -164,7 +164,7 @@ def test_a_request_costs_redis_one_call_before_and_one_after_while_slots_are_ple
         assert {reply.status_code for reply in replies} == {200}
         stack.settled(settled + len(replies))
         calls = store.info("commandstats")["cmdstat_evalsha"]["calls"]
-    assert 2 * len(replies) <= calls < 3 * len(replies), "a reservation and a settlement each, and what the gateway does by itself"
+    assert len(replies) < calls < 3 * len(replies), "a reservation each, settlements of several, and what the gateway does by itself"
 
 
 # Keys
