@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from din_extproc.edge.replace_file import replace_file
 from tests.e2e.test_registry import Replica
 from tests.support.servers import RedisServer
 from tests.support.stack import tenant
@@ -58,7 +59,7 @@ def test_a_clock_that_is_set_gives_up_no_node_and_opens_and_closes_no_limit(repl
     replica.eventually(lambda: replica.picked() == "10.0.0.1:8000", "the node is in")
     assert replica.targets(EACH - 1) == {"10.0.0.1:8000"}
     for step in STEPS:
-        clock.write_text(str(step))
+        replace_file(clock, str(step).encode(), durable=False)  # whole, at any moment: the processes read it all the time
         beats = replica.nodes()["gpu-1"]["beat"]["sequence"]
         replica.eventually(lambda beats=beats: replica.nodes()["gpu-1"]["beat"]["sequence"] > beats + 3, "heartbeats go on")
         assert replica.nodes()["gpu-1"]["state"] == "ready", f"after a step of {step} s"
