@@ -45,7 +45,7 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def replica(clock: Path) -> Iterator[Replica]:
     """It takes as many requests a minute as the test sends, and no more."""
     with RedisServer() as server:
-        made = Replica(server, tenants=[tenant("acme", rpm=EACH * (len(STEPS) + 1))])
+        made = Replica(server, tenants=[tenant("acme", rpm=EACH * (len(STEPS) + 1))], store={"lease_ms": 2000})
         try:
             made.start_sidecar()
             yield made

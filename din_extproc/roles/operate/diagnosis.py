@@ -20,6 +20,8 @@ _SKEW_S = 1.0
 _FAR_S = 5.0
 _EDIT_ROOM = 1 << 16
 _FEWEST_FILES = 4096
+_MANY_FAILED = 20
+"""Failed ext_proc streams; fewer may be the requests that a gateway received while its sidecar started."""
 _ON_FULL = {
     "drop_with_alarm": ": requests are served without a record",
     "block": ": requests wait, then get 503",
@@ -159,10 +161,12 @@ def of_exchanges(stats: Mapping[str, int]) -> Iterator[Diagnosis]:
         yield Diagnosis("workers", "fail", "Envoy reaches no worker", change)
     failed = counted["streams_failed"]  # Envoy's count includes streams that it could not open
     if failed:
-        change = "workers were restarted or killed; if more than a few per cent fail, see the sidecar's log"
+        change = "requests came while a worker was starting or had been killed; if more than a few per cent fail, see the sidecar's log"
         if failed >= started:
             change = "render envoy.yaml again if workers have moved; if they were down, see the sidecar's log"
-        verdict: Literal["warn", "fail"] = "fail" if failed * 20 > started + failed else "warn"
+        has_worked = counted["stream_msgs_received"] > 0
+        is_failing = failed * 20 > started + failed and (failed >= _MANY_FAILED or not has_worked)
+        verdict: Literal["warn", "fail"] = "fail" if is_failing else "warn"
         yield Diagnosis("ext_proc streams", verdict, f"{failed} failed, {started} began", change)
     else:
         yield Diagnosis("ext_proc streams", "ok", f"{started}, none failed")

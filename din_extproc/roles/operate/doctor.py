@@ -30,6 +30,8 @@ from din_extproc.settings.settings import Settings
 _TIMEOUT_MS = 2_000
 _STATS = r"ext_proc|logs_dropped"
 _SCRIPT = LuaScript(b"return 1")
+_PINGS = 3
+"""Round trips to Redis; the shortest counts: others may have waited for this machine's CPU."""
 _MARKS = {"ok": "✓", "warn": "?", "fail": "✗"}
 
 
@@ -78,14 +80,19 @@ def _examine_sidecar(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis("sidecar", "fail", str(error), "start it (`din-extproc serve`); its log says why it ended")
 
 
+async def _ping(link: Link) -> float:
+    """Return the milliseconds until Redis answers."""
+    began = time.monotonic()
+    await link.call(b"PING")
+    return (time.monotonic() - began) * 1000
+
+
 async def _examine_redis(settings: Settings) -> list[Diagnosis]:
     link = Link(make_locator(settings.store.url.get_secret_value()), (_SCRIPT,), timeout_ms=_TIMEOUT_MS)
     try:
         if not await link.start():
             return [Diagnosis("redis", "fail", link.state.reason, "start it, or correct store.url; until then limits follow `on_error`")]
-        began = time.monotonic()
-        await link.call(b"PING")
-        took_ms = (time.monotonic() - began) * 1000
+        took_ms = min([await _ping(link) for _ in range(_PINGS)])
         seconds, micros = await link.call(b"TIME")
         skew_s = int(seconds) + int(micros) / 1e6 - time.time()
         text = await link.call(b"INFO")

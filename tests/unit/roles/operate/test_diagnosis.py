@@ -130,6 +130,14 @@ def test_streams_that_could_not_be_opened_are_no_part_of_those_that_began():
     assert all("render envoy.yaml again" in each.change for each in (workers, streams))
 
 
+@pytest.mark.parametrize(("failed", "verdict"), [(1, "warn"), (19, "warn"), (20, "fail")])
+def test_requests_that_came_while_the_sidecar_started_are_a_warning(failed, verdict):
+    counts = {"streams_started": 3, "streams_failed": failed, "stream_msgs_received": 4}
+    stats = STATS | {f"http.din.ext_proc.{name}": count for name, count in counts.items()}
+    [finding] = [each for each in of_exchanges(stats) if each.change]
+    assert (finding.what, finding.verdict) == ("ext_proc streams", verdict)
+
+
 def test_what_attempts_ask_of_the_sidecar_counts_too():
     attempts = {"cluster.fast+local.ext_proc.streams_started": 7, "cluster.fast+local.ext_proc.message_timeouts": 2}
     late, *_ = of_exchanges({**STATS, "http.din.ext_proc.message_timeouts": 1, **attempts})
