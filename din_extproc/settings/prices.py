@@ -68,7 +68,7 @@ class PriceSection(Section):
     generated_image: PerPiece = 0
     """One image that was made."""
     audio_second: PerPiece = 0
-    """One second of audio that was transcribed or translated."""
+    """One second of audio that was transcribed or translated, besides its tokens."""
 
     def price(self) -> Price:
         """For the domain."""

@@ -71,7 +71,7 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Network:
-    """Two gateways with two workers each over one Redis, and a fast and a slow engine."""
+    """Two gateways with four workers each over one Redis, and a fast and a slow engine."""
 
     def __init__(self, server: RedisServer, fast: EngineSim, slow: EngineSim) -> None:
         self.server, self.slow = server, slow
@@ -92,7 +92,7 @@ class Network:
             },
             "audit": {"folder": "audit", "replica": "gw-1", "keys": {"k": {"value": "1" * 64}}, "flush_ms": 20},
         }
-        self.stacks = [Stack(config, server=server, gateway={"workers": 2}) for _ in range(2)]
+        self.stacks = [Stack(config, server=server, gateway={"workers": 4}) for _ in range(2)]
 
     def worker(self, gateway: int) -> psutil.Process:
         """Return a worker of a gateway."""

@@ -12,6 +12,8 @@ import pytest
 import redis
 
 from din_extproc.domain.price import UNITS, format_money
+from din_extproc.domain.request import Operation
+from din_extproc.tools.verify.sample_body import build_body, content_type
 from tests.support.operating import Operator, admin_keys
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, key_of, node, tenant
@@ -25,10 +27,12 @@ PATH = "/v1/chat/completions"
 def config() -> Iterator[dict[str, Any]]:
     with EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) as sim:
         yield {
-            "pools": {"pool": {"model": "m", "engine": "vllm", "nodes": [node("n1", sim.address)]}},
+            "pools": {
+                "pool": {"model": "m", "engine": "vllm", "operations": ["generate", "transcribe"], "nodes": [node("n1", sim.address)]}
+            },
             "rules": [{"id": "all", "when": "always", "pool": "pool"}],
             "tenants": [tenant("hard"), tenant("soft"), tenant("free")],
-            "prices": {"currency": "EUR", "models": {"m": {"input": 1, "output": 2, "request": 0.01}}, "header": True},
+            "prices": {"currency": "EUR", "models": {"m": {"input": 1, "output": 2, "request": 0.01, "audio_second": 0.5}}, "header": True},
             "budgets": {
                 "time_zone": "Europe/Berlin",
                 "limits": [
@@ -88,6 +92,18 @@ def test_a_whole_answer_names_its_cost_as_the_audit_log_does_and_a_stream_can_no
     streamed = httpx.post(f"{stack.url}{PATH}", json=body, headers={"authorization": f"Bearer {key_of('free')}"}, timeout=30)
     assert (streamed.status_code, "x-din-cost" in streamed.headers) == (200, False)
     assert "data: [DONE]" in streamed.text
+
+
+def test_a_transcription_costs_the_seconds_of_its_sound(stack):
+    form = build_body(Operation.TRANSCRIPTIONS, "m", 3)
+    headers = {"authorization": f"Bearer {key_of('free')}", "content-type": content_type(Operation.TRANSCRIPTIONS)}
+    answer = httpx.post(f"{stack.url}{Operation.TRANSCRIPTIONS.value}", content=form, headers=headers, timeout=30)
+    assert answer.json()["usage"] == {"type": "duration", "seconds": 1}
+
+    def costs() -> list[int]:
+        return [each["cost"] for each in audited(stack, "settled") if each["trace_id"] == answer.headers["x-din-trace-id"]]
+
+    stack.eventually(lambda: costs() == [UNITS // 2 + UNITS // 100 + 10 * 1000], costs)
 
 
 def test_a_soft_budget_lets_pass_and_says_so(stack):

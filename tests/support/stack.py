@@ -33,7 +33,7 @@ from din_extproc.settings.settings import Settings
 from tests.support.servers import RedisServer, end_children, free_port
 from tests.support.waiting import eventually
 
-_BOOT_SECONDS = 60.0
+_BOOT_SECONDS = 120.0
 
 
 def key_of(tenant: str) -> str:
