@@ -38,6 +38,7 @@ def main() -> int:
         "class names defined twice": class_names_twice(files),
         "own classes imported under another name": renamed_imports(files),
         "names with a private word": private_names(files),
+        "docstrings that begin with 'What'": what_docstrings(files),
         "requirement and case ids": ids(),
         f"calls with more than {MAX_POSITIONAL} positional arguments": positional_calls(files),
         "product modules that import tools": imports_of_tools(files),
@@ -72,6 +73,15 @@ def private_names(files: Iterable[Path]) -> list[str]:
         f"{_place(file, each)}: {name}"
         for file, each in _walk(files, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.arg, ast.Name, ast.Attribute)
         if (name := _defined_name(each)) and not PRIVATE_WORDS.isdisjoint(word.lower() for word in _WORD.findall(name))
+    ]
+
+
+def what_docstrings(files: Iterable[Path]) -> list[str]:
+    """Docstrings that begin with "What", instead of a noun or a verb that says what the thing is or does."""
+    return [
+        f"{_place(file, each)}: {each.value.split(maxsplit=4)[:4]}"
+        for file, each in _walk(files, ast.Constant)
+        if isinstance(each.value, str) and each.value.startswith("What ") and not each.value.endswith("?")
     ]
 
 

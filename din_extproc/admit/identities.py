@@ -91,7 +91,7 @@ class Identities:
         return self._authenticated(tenant, "jwt", subject if isinstance(subject, str) else "")
 
     def _by_connection(self, head: RequestHead) -> list[Authenticated | Refusal]:
-        """What the connection says: for a trusted gateway, its headers; otherwise the client's certificate."""
+        """Return the identity of the connection: for a trusted gateway, from its headers; otherwise from the client's certificate."""
         peer, gateway = head.peer, self._rules.gateway
         if gateway is None or not self._is_gateway(head, gateway):
             return self._by_certificate((peer.uri, peer.dns))

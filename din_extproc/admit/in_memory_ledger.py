@@ -49,7 +49,7 @@ class InMemoryLedger:
         self.records: dict[tuple[str, str], LedgerRecord] = {}
         """By tenant and request id."""
         self.spending: dict[tuple[str, str], SpendingCounters] = {}
-        """What is spent in a period, by owner and scope. As many as there are budgets, keys and models: none is ever deleted."""
+        """Spending in a period, by owner and scope. As many as there are budgets, keys and models: none is ever deleted."""
 
     def reserve(self, claim: Claim, now_ms: int) -> Granted | Denied:
         """Check every budget, then charge every budget. Repeat the earlier answer for a request that was already granted."""

@@ -40,7 +40,7 @@ class Authenticated(Struct, frozen=True, gc=False):
     tenant: Tenant
     key: ApiKey
     scope: str = ""
-    """What precedes the scopes of the tenant's budgets; "": they are those of its keys."""
+    """The prefix of the scopes of the tenant's budgets; "": the scopes are those of its keys."""
 
 
 class NewKey(Struct, frozen=True, gc=False):

@@ -27,7 +27,7 @@ class Claim(Struct, frozen=True, gc=False):
     lease_ms: int
     """How long the slots stay taken unless they are renewed or released."""
     spending: tuple[SpendingWindow, ...] = ()
-    """What may be spent in a period; charged with the budgets."""
+    """A limit on the spending in a period; charged with the budgets."""
     cost: int = 0
     """Of `tokens`, in 10**-9 of the currency; 0 without `spending`."""
 
@@ -72,7 +72,7 @@ class Granted(Struct, frozen=True, gc=False):
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """What one finished request has used."""
+    """The usage of one finished request."""
 
     tenant: str
     request_id: str

@@ -15,7 +15,7 @@ RESERVED_MS = 21_600_000
 
 
 class SpendingCounters(Struct, frozen=True, gc=False):
-    """What one counter holds, in the order of the fields in Redis. Pairs are tokens, then cost."""
+    """The fields of one counter, in their order in Redis. Pairs are tokens, then cost."""
 
     start: int = 0
     """When the current period began."""
@@ -25,7 +25,7 @@ class SpendingCounters(Struct, frozen=True, gc=False):
     """Spent in that period."""
     before_cost: int = 0
     extra_tokens: int = 0
-    """What operators have added to the limit of this period."""
+    """Additions by operators to the limit of this period."""
     extra_cost: int = 0
     refused: int = 0
     """1: a request was refused in this period, or would have been."""

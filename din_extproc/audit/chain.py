@@ -17,13 +17,13 @@ MAC_BYTES = 32
 SHORTEST_KEY = 16
 """Bytes."""
 LOG, MANIFEST, HEAD = (hashlib.sha256(b"din audit " + what).digest() for what in (b"log", b"manifest", b"head"))
-"""What stands before the first line of each, so that a line of one is none of another."""
+"""The value before the first line of each, so that a line of one is never valid in another."""
 _TAIL = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
 _TAIL_BYTES = len(b',"mac":""}\n') + 2 * MAC_BYTES
 
 
 class SigningKey(Struct, frozen=True):
-    """What MACs are made with. `secret` never leaves the process."""
+    """A key for MACs. `secret` never leaves the process."""
 
     id: str
     secret: bytes
@@ -108,7 +108,7 @@ def is_genuine(secret: bytes, before: bytes, line: ChainLine) -> bool:
 
 
 def decode_line(line: ChainLine, shape: type[Shape]) -> Shape | None:
-    """What a line says; None: nothing of this shape."""
+    """Return the content of a line; None: it has another shape."""
     try:
         return msgspec.json.decode(line.signed + b"}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError):

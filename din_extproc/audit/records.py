@@ -1,4 +1,4 @@
-"""What is recorded: one frozen noun per kind of event.
+"""The audit records: one frozen class per kind of event.
 
 Rule: no prompt, no answer, no key, no hash of a key, no address of a client; only names, numbers and codes. A field that says nothing
 is left out of the line.
@@ -28,7 +28,7 @@ class AdmissionRecord(AuditEvent, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class Tagged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asked for: with its sizes, enough to decide about it again under another configuration."""
+    """The intent of a request: with its sizes, enough to decide about it again under another configuration."""
 
     asked_for: str = ""
     """The model's name, as the client wrote it."""
@@ -45,7 +45,7 @@ class Tagged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True):
     version_asked: str = ""
     task_tier: str = ""
     timeout_ms: int | None = None
-    """What was left of the client's deadline; None, here and below: it set none."""
+    """The remaining time of the client's deadline; None, here and below: it set none."""
     budget_tokens: int | None = None
     budget_cost: int | None = None
     """In 10**-9 of the currency."""
@@ -65,7 +65,7 @@ class RefusalRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="
     tenant: str = ""
     key_id: str = ""
     screening: str = ""
-    """What the filter for sensitive data found and did; `inspected, clean` or `not inspected`."""
+    """The findings and the action of the filter for sensitive data; `inspected, clean` or `not inspected`."""
 
 
 class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, tag="settled"):
@@ -103,7 +103,7 @@ class SettlementRecord(Tagged, frozen=True, kw_only=True, omit_defaults=True, ta
     """A hosted API was asked, first or in the end."""
     error: str = ""
     screening: str = ""
-    """What the filter for sensitive data found and did; `inspected, clean` or `not inspected`."""
+    """The findings and the action of the filter for sensitive data; `inspected, clean` or `not inspected`."""
 
 
 class Configured(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="configured"):
@@ -113,7 +113,7 @@ class Configured(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag=
     before: str = ""
     """Its predecessor's, "" at the start."""
     sections: tuple[str, ...] = ()
-    """What differs; `routes`: nothing but rules, aliases or the text."""
+    """The parts that differ; `routes`: nothing but rules, aliases or the text."""
     keys_added: tuple[str, ...] = ()
     """Ids of keys, as `tenant/key`."""
     keys_removed: tuple[str, ...] = ()

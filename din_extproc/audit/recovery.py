@@ -25,7 +25,7 @@ class LogResumption(Struct, frozen=True, kw_only=True):
     sealed: int = 0
     manifest: bytes = chain.MANIFEST
     gap: Gap | None = None
-    """What has to be said first; None: the log is whole."""
+    """The record to append first; None: the log is complete."""
 
 
 def count_whole_bytes(data: bytes) -> int:

@@ -1,4 +1,4 @@
-"""What a verification says: findings, one per thing that is not as it was written, and what replicas say of each other."""
+"""The result of a verification: one finding per alteration, and the statements of replicas about each other."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,7 +18,7 @@ def make_manifest_name(replica: str) -> str:
 
 
 def make_head_name(replica: str) -> str:
-    """What the head is called."""
+    """Return the name of the head."""
     return f"{replica}.head.json"
 
 
@@ -34,7 +34,7 @@ class AuditFinding(Struct, frozen=True, omit_defaults=True):
     last: int = 0
     """With `seq`: all records from there to here."""
     trace_id: str = ""
-    """What the record says now."""
+    """The record's present content."""
     reported: bool = field(default=False, name="told")
     """The writer itself reported it in a `gap` record."""
 
@@ -58,7 +58,7 @@ class AuditReport(Struct, kw_only=True):
     kinds: dict[str, int] = {}
     findings: list[AuditFinding] = []
     witnesses: list[Witness] = []
-    """What it says of other replicas."""
+    """Its statements about other replicas."""
     macs: dict[int, str] = {}
     """Of its records, when others may have witnessed them."""
 

@@ -1,1 +1,1 @@
-"""What Envoy must know: from the topology to Envoy's own configuration."""
+"""The control plane: builds Envoy's configuration from the topology."""

@@ -1,4 +1,4 @@
-"""What Envoys are served that does not depend on which nodes there are: the clusters and the routes of a topology.
+"""The xDS resources that don't depend on the present nodes: the clusters and the routes of a topology.
 
 Invariant: the same topology gives the same bytes. Importing this module takes seconds (Envoy's whole
 vocabulary) and a cluster takes about a millisecond: neither belongs on an event loop.

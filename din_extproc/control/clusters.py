@@ -93,7 +93,7 @@ _STATED = (
     ("x-din-stated-node", "x-din-node-id", "node-stated-id"),
     ("x-din-stated-version", "x-din-model-version", "node-stated-version"),
 )
-"""What a node's own Envoy states: the name under which the gateway passes it on, the node's name for it, and where it waits meanwhile."""
+"""Headers of a node's own Envoy: the gateway's name for each, the node's name, and the place where it is kept meanwhile."""
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NODE_KEEPALIVE_MS = 4_000
 """Below the five seconds after which uvicorn and cpp-httplib close an idle connection, so that no request meets the closing."""
@@ -191,7 +191,7 @@ def _build_attempt_filters(pool: Pool, others: Sequence[Pool], topology: Topolog
 
 
 def _make_node_options(carried: Iterable[str]) -> list[TypedExtensionConfig]:
-    """What is taken off on the way to the chosen host and back from it.
+    """Return the headers to remove on the way to the chosen host and back from it.
 
     The endpoint header is read when a host is picked, so it can be taken off only after that. Of an answer's head, what only the gateway
     itself says is taken off before the gateway says it; what the node states of itself is kept under a name of its own, for comparison.

@@ -25,7 +25,7 @@ from din_extproc.control.subscription import SubscriptionPhase, XdsOffer, XdsSub
 _RESOURCES = 2
 """The number of the field, in responses of both kinds."""
 LABELS = {CLUSTER: "clusters", ASSIGNMENT: "endpoints", ROUTES: "routes"}
-"""What people call the types."""
+"""Readable names of the types."""
 
 
 class TypeStatus(Struct, frozen=True):

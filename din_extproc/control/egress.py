@@ -177,7 +177,7 @@ def _make_route(cluster: str, api: RemoteApi) -> Route:
 
 
 def _make_filters(node: Node, api: RemoteApi, topology: Topology) -> list[TypedExtensionConfig]:
-    """What is taken off, then the credential: without it no request leaves. Answers pass the chain backwards."""
+    """Return the filters: header removal, then the credential, without which no request leaves. Answers pass the chain backwards."""
     chain = [
         pack_extension("envoy.filters.http.header_mutation", HeaderMutation(mutations=_make_removals())),
         pack_extension("envoy.filters.http.lua", Lua(default_source_code=DataSource(inline_string=_LUA))),

@@ -275,7 +275,7 @@ def _watched(outlier: Outlier) -> dict[str, Any]:
 
 
 def _security(topology: Topology) -> dict[str, Any]:
-    """What a SecurityPolicy says of our routes; only one may apply to a route."""
+    """Return the spec of the SecurityPolicy of our routes; only one may apply to a route."""
     cors = {"cors": _cors(topology)} if topology.cors_origins else {}
     return cors | ({"jwt": _jwt(topology.identity.jwt)} if topology.identity.jwt else {})
 
@@ -339,7 +339,7 @@ def _patch(kind: str, name: str, place: str, path: str, value: Any) -> dict[str,
 
 
 def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
-    """What guards the door, and what its own kinds can't say of how the sidecar is asked."""
+    """Return the patches for the listener's protection, and for settings of ext_proc that Envoy Gateway's own kinds don't have."""
     manager = to_plain(build_connection_manager(topology))
     for part in _FROM_STANDALONE:
         yield _patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])

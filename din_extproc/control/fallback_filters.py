@@ -1,4 +1,4 @@
-"""What a cluster of two pools does besides: a request that its own pool can't answer is sent on, once more, to the pool that takes over.
+"""Filters of a cluster of two pools: a request that the first pool can't answer is sent once more, to the pool that takes over.
 
 Invariant: a request moves only before the first byte of the response. Where both pools take the same bytes, its body differs in the
 model's name alone, at the offset that the sidecar gives. Otherwise the sidecar is asked anew for the attempt and translates it for the

@@ -1,4 +1,4 @@
-"""What somebody changed in a rendered file by hand, and what a new rendering changes: both, or where they meet.
+"""Merges manual changes of a rendered file with those of a new rendering: both, or the conflicts.
 
 Invariant: three texts in, one text or the places of contradiction out; nothing of a hand edit is ever lost silently.
 """

@@ -25,7 +25,7 @@ from din_extproc.domain.identity import JWT_AUTHN, RemoteJwks
 _MANAGER = "envoy.filters.network.http_connection_manager"
 _ROUTER = "envoy.filters.http.router"
 _LIFTED = ("codec_type", "http_filters", "route_config", "server_header_transformation", "server_name", "stat_prefix", "use_remote_address")
-"""What Istio has decided already."""
+"""Settings that are Istio's to decide."""
 _JWT = "type.googleapis.com/envoy.extensions.filters.http.jwt_authn.v3"
 _LENIENT = "din"
 """The requirement of our host: an API key in the place of a token is no invalid token."""

@@ -41,7 +41,7 @@ from din_extproc.control.topology import ListenerTls, Topology
 from din_extproc.domain.identity import TrustedGateway
 
 EDIT_ROOM_BYTES = 64 << 10
-"""What Envoy holds above the limit of a body, for the sidecar makes it a little longer: a body as large as allowed passes with its
+"""Bytes that Envoy holds above the limit of a body, for the sidecar makes it a little longer: a body as large as allowed passes with its
 model renamed. What a client sends in between is refused by the sidecar."""
 _CLIENT_KEEPALIVE_MS = 3_600_000
 _HEADERS_TIMEOUT_MS = 10_000
@@ -83,12 +83,12 @@ def _forwarded_certificates(gateway: TrustedGateway | None) -> ForwardClientCert
 
 
 def compute_held_bytes(topology: Topology) -> int:
-    """What Envoy may hold of one request. Over HTTP/2 it holds as much as the stream's window, and refuses longer bodies."""
+    """Return the bytes that Envoy may hold of one request. Over HTTP/2 it holds the stream's window, and refuses longer bodies."""
     return topology.body_limit_bytes + EDIT_ROOM_BYTES
 
 
 def build_connection_manager(topology: Topology) -> HttpConnectionManager:
-    """What happens to a request before and after the filters."""
+    """Return the HTTP connection manager: the filters, and the settings around them."""
     return HttpConnectionManager(
         stat_prefix="din",
         codec_type=HttpConnectionManagerCodecType.AUTO,

@@ -46,7 +46,7 @@ USERS = [f"x-openwebui-{name}" for name in ("user-name", "user-id", "user-email"
 WHOLE_HEADER = "x-din-whole"
 """Set for an answer that is complete when it begins: its node is silent for as long as it works."""
 INSIDE = [CLUSTER_HEADER, WHOLE_HEADER, "accept-encoding", "x-envoy-external-address"]
-"""What a node need not know, and must not: a compressed answer can't be metered. (`x-din-endpoint` is taken off by the clusters.)"""
+"""Headers that nodes must not receive: a compressed answer can't be metered. (The clusters remove `x-din-endpoint`.)"""
 _LONGEST_REGEX = 90
 """Characters: Envoy takes a regular expression whose program has at most 100 instructions."""
 _NODE_CORS = [

@@ -46,7 +46,7 @@ class Pair(Struct, frozen=True):
 
 
 class Blueprint(Struct, frozen=True):
-    """What changes only with the configuration: all but which nodes there are."""
+    """The part that changes only with the configuration: everything but the nodes."""
 
     clusters: tuple[Resource, ...]
     """One per pool, under its name."""

@@ -190,7 +190,7 @@ class XdsSubscription:
         return XdsOffer(nonce, self._version, resources, removed, names)
 
     def _find_changed(self, snapshot: Snapshot, *, removals: bool) -> dict[str, Resource | None]:
-        """What the client has not as it is. None: it is no more."""
+        """Return the resources that the client does not have in this version. None: the resource was deleted."""
         there = snapshot.resources[self.type_url]
         changed: dict[str, Resource | None] = {}
         for name in self._names | there.keys() | self._has.keys() if self._everything else self._names:

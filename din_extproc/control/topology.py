@@ -91,7 +91,7 @@ class Timeouts(Struct, frozen=True):
     message_ms: int = 5_000
     """For one answer of the sidecar. Longer than the sidecar's own deadline, so that it answers first."""
     max_message_ms: int = 60_000
-    """What the sidecar may stretch the former to, for a request that waits in its tenant's queue."""
+    """Maximum to which the sidecar may extend the former, for a request that waits in its tenant's queue."""
     request_ms: int = 60_000
     """For a client to send its whole request."""
     stream_idle_ms: int = 600_000
@@ -120,7 +120,7 @@ class Retry(Struct, frozen=True):
     to_fallback: bool = True
     """When these have failed, one more try in the rule's other pool, where a request can move there as it is."""
     statuses: tuple[int, ...] = (*NODE_REFUSALS, 502, 503, 504, 529)
-    """What a node may answer to be passed over. Not 500: a request that breaks one engine breaks the next."""
+    """Statuses of a node that are retried on another. Not 500: a request that breaks one engine breaks the next."""
 
     def __post_init__(self) -> None:
         if self.attempts < 0:
@@ -161,7 +161,7 @@ class SlowStart(Struct, frozen=True):
     window_ms: int = 60_000
     """It has its full weight after so long."""
     least_percent: float = 10.0
-    """What it has at first."""
+    """The initial resources."""
 
     def __post_init__(self) -> None:
         if self.window_ms < 1:

@@ -11,7 +11,7 @@ class AmountStatus(Struct, frozen=True):
     """Tokens, or money as decimal numbers in texts."""
 
     limit: int | str
-    """What may be spent in this period, additions included."""
+    """The limit of this period, additions included."""
     spent: int | str
     reserved: int | str
     """By requests in flight."""

@@ -98,7 +98,7 @@ class ProbeResult(Struct, frozen=True, gc=False):
 
 
 class HoldKind(StrEnum):
-    """What an operator ordered for a node. A held node gets no new requests; what it is working on goes on."""
+    """An operator's order for a node. A held node gets no new requests; its running requests go on."""
 
     DRAIN = "drain"
     QUARANTINE = "quarantine"

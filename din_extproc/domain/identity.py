@@ -81,7 +81,7 @@ class IdentityRules(Struct, frozen=True):
     certificates: tuple[CertificateRule, ...] = ()
     gateway: TrustedGateway | None = None
     unlisted: Tenant | None = None
-    """What tenants are like that are not listed; None: they are refused."""
+    """The defaults of tenants that are not listed; None: they are refused."""
     limits: RateLimits | None = None
     """Of each identity, besides its tenant's."""
     shares_limits: bool = True
@@ -89,7 +89,7 @@ class IdentityRules(Struct, frozen=True):
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """What Envoy must say of a request's connection."""
+        """The attributes of a request's connection that Envoy must send."""
         gateway = self.gateway or TrustedGateway()
         named = (URI_SAN, DNS_SAN) if gateway.certificates or self.certificates else ()
         return (*named, *((SOURCE,) if gateway.networks else ()))

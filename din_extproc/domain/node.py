@@ -155,7 +155,7 @@ class Adapters(Struct, frozen=True, gc=False):
     """The adapters (LoRA) of a pool's model."""
 
     names: tuple[str, ...]
-    """What clients, tenants' grants, limits and engines call them."""
+    """Their names for clients, tenants' grants, limits and engines."""
     slots: int = 4
     """Adapters that a node can have loaded at once, unless it reports its own number."""
     spread: float = 0.5
@@ -249,7 +249,7 @@ class Pool(Struct, frozen=True):
     """None: no request is treated as long."""
     timeouts: PoolTimeouts = PoolTimeouts()
     sensitive_data: SensitiveData = SensitiveData()
-    """What is done about sensitive data before a prompt goes there, besides the tenant's own policy."""
+    """The policy for sensitive data before a prompt goes there, besides the tenant's own policy."""
     adapters: Adapters = NO_ADAPTERS
     adapter: str = ""
     """The adapter that this view of the pool serves as its model; "": its own model, see `for_adapter`."""

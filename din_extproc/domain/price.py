@@ -18,7 +18,7 @@ _PER_UNIT = PRICE_UNITS // UNITS
 
 
 class Price(Struct, frozen=True, gc=False, kw_only=True):
-    """What one model costs from a moment on, in 10**-12 of the currency."""
+    """The prices of one model from a moment on, in 10**-12 of the currency."""
 
     since: float
     """Seconds since the epoch; 0: it always did."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class BodyKind(StrEnum):
-    """What the body of an operation's requests is."""
+    """The kind of body of an operation's requests."""
 
     JSON = "JSON"
     """An object; the model's name is a text at its top level."""
@@ -22,7 +22,7 @@ class BodyKind(StrEnum):
 
 
 class Metering(StrEnum):
-    """What an operation is charged for. Every operation counts as a request."""
+    """The unit that an operation is charged for. Every operation counts as a request."""
 
     TOKENS = "prompt and output"
     """As reported; the estimate and what was counted where nothing is."""
@@ -71,7 +71,7 @@ class OperationSpec(Struct, frozen=True, kw_only=True):
     engines: frozenset[str] = frozenset()
     """The engines that have it in their OpenAI interface, of one that a configuration adds."""
     convention: str = ""
-    """What OpenTelemetry's conventions call it (`gen_ai.operation.name`)."""
+    """Its name in OpenTelemetry's conventions (`gen_ai.operation.name`)."""
 
 
 _FORM_LIMIT = 26 << 20
@@ -151,11 +151,11 @@ class Operation(StrEnum):
 OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.MODELS)
 """The built-in operations that nodes are asked for."""
 GENERATING = frozenset({Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES})
-"""What a model that generates text is asked for."""
+"""The operations of a model that generates text."""
 POOLING = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE, Operation.POOLING, Operation.CLASSIFY})
-"""What an embedding or ranking model is asked for."""
+"""The operations of an embedding or ranking model."""
 TRANSCRIBING = frozenset({Operation.TRANSCRIPTIONS, Operation.TRANSLATIONS})
-"""What a model that listens is asked for."""
+"""The operations of a model that transcribes."""
 TOKENIZING = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.INPUT_TOKENS})
 
@@ -178,7 +178,7 @@ class Priority(StrEnum):
 
 
 class PeerConnection(Struct, frozen=True, gc=False):
-    """What Envoy knows of the connection that a request came over; "" for what it was not asked for, or does not know."""
+    """Envoy's attributes of a request's connection; "" for those that it was not asked for, or does not know."""
 
     uri: str = ""
     """The first URI in the client's verified certificate: its SPIFFE ID."""

@@ -9,7 +9,7 @@ AUDIO_TOKENS = 10
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """What one finished exchange used. `cached_tokens` are part of `prompt_tokens`, not added to them."""
+    """The usage of one finished exchange. `cached_tokens` are part of `prompt_tokens`, not added to them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -118,7 +118,7 @@ class Labels(Struct, frozen=True, gc=False, omit_defaults=True):
     operation: str = ""
     """The canonical path."""
     metering: str = ""
-    """What the operation is charged for, see `Metering`; "" for prompt and output."""
+    """The unit that the operation is charged for, see `Metering`; "" for prompt and output."""
     images: int = 0
     """Images that were asked for."""
     audio_seconds: int = 0
@@ -230,7 +230,7 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
     cost: int = 0
     """In 10**-9 of the currency; 0 without prices."""
     saved: int = 0
-    """What the dearest model that the requested name stands for would have cost more, likewise."""
+    """The additional cost that the most expensive model of the requested name would have had, likewise."""
     unlisted: bool = False
     """The configuration does not list the tenant."""
     origin: str = ""
@@ -248,13 +248,13 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
 
     @property
     def identity(self) -> str:
-        """What the tenant was known by: `key`, `jwt`, `certificate` or `gateway`; "" when it is not known."""
+        """The kind of identity: `key`, `jwt`, `certificate` or `gateway`; "" for an unknown tenant."""
         kind, separator, _ = self.key_id.partition(":")
         return kind if separator else "key" if self.key_id else ""
 
     @property
     def screening(self) -> str:
-        """What the filter for sensitive data found and did, in words; also that it found nothing, or was not asked."""
+        """The findings and the action of the filter for sensitive data, in words; also that it found nothing, or was not run."""
         if self.sensitive is not None:
             return self.sensitive.summary
         return "inspected, clean" if self.inspected else "not inspected"
@@ -300,7 +300,7 @@ class FailedAttempt(Struct, frozen=True, gc=False):
     traceparent: str = ""
     """The W3C `traceparent` header that was sent to the node."""
     retry_after_s: int | None = None
-    """What the node asked for; None: nothing."""
+    """The pause that the node asked for; None: it asked for none."""
     origin: str = ""
     """Of failures of the request, see `make_origin`; "" where it is not known."""
     adapter: str = ""

@@ -130,7 +130,7 @@ def _load_tokenizer(folder: Path) -> _Loaded:
 
 
 def _measure_frame(tokenizer: Any) -> _Frame:
-    """What one and three short messages cost beyond their words."""
+    """Return the tokens of one and of three short messages beyond those of their words."""
 
     def length(text: str) -> int:
         return len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False))

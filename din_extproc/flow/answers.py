@@ -68,7 +68,7 @@ def is_anthropic_path(path: str) -> bool:
 
 
 def build_internal_error(head: RequestHead, trace_id: str) -> ImmediateResponse:
-    """What a client sees of a fault of ours: that it was ours, and under which id it is logged."""
+    """Return the client's error for an internal fault, with the id under which it is logged."""
     refused = Refusal(RefusalCode.INTERNAL_ERROR, f"The gateway failed; the log has the reason under {trace_id}.")
     return build_refusal_response(refused, head, trace_id)
 
@@ -144,7 +144,7 @@ def build_usage_response(report: object, trace_id: str) -> ImmediateResponse:
 
 
 def choose_error_media_type(head: RequestHead) -> str:
-    """What an error body is called: as the client asks."""
+    """Return the content type of an error body, as the client asks."""
     return _PROBLEM if _PROBLEM in head.header("accept") else _JSON
 
 

@@ -23,7 +23,7 @@ _PARTS = 4
 
 
 class AttemptPlan(Struct, frozen=True, gc=False):
-    """What the attempts of a request need of its decision."""
+    """The parts of a decision that the attempts of its request need."""
 
     every: bool
     """Envoy has the client's own request, and attempts at the first pool are translated, too."""

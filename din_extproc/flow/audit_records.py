@@ -1,4 +1,4 @@
-"""What the audit log says of requests: from decisions and finished exchanges to records.
+"""Makes audit records of decisions and finished exchanges.
 
 Rule: names, numbers and codes only; see `audit/records.py`.
 """

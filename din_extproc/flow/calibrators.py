@@ -30,7 +30,7 @@ class TokenCalibrators:
         """Of models whose media cost something else than usual, before anything is learned."""
 
     def set_media_tokens(self, tokens: Mapping[str, int]) -> None:
-        """What one image, audio or file costs, by physical model; models that are not there have the usual cost."""
+        """Set the tokens of one image, audio or file, by physical model; models without an entry have the usual number."""
         self._media = {model: TokenCalibrator(media_tokens=cost) for model, cost in tokens.items() if cost != _GENERAL.media_tokens}
         self._by_model = {
             model: replace(calibrator, media_tokens=self._make_calibrator(model).media_tokens)
@@ -53,7 +53,7 @@ class TokenCalibrators:
         self._changed.add(model)
 
     def take_changes(self) -> dict[str, Calibration]:
-        """What was learned since this was last asked, by model."""
+        """Return the factors learned since the last call, by model."""
         changed, self._changed = self._changed, set()
         return {model: self.for_model(model).calibration for model in changed}
 

@@ -36,7 +36,7 @@ class Clock(Protocol):
 
 
 class ReservationLedger(Protocol):
-    """What a decision needs of the counters. Both may raise `LimitsUnavailable`."""
+    """The counters as a decision uses them. Both methods may raise `LimitsUnavailable`."""
 
     async def reserve(self, claim: Claim) -> Granted | Denied:
         """Check every budget, then charge every budget."""
@@ -74,7 +74,7 @@ class DecisionContext(Struct, kw_only=True):
 
 
 class PendingRequest:
-    """What is known of one request between the stages."""
+    """The state of one request between the stages."""
 
     __slots__ = (
         "account",
@@ -119,7 +119,7 @@ class PendingRequest:
         self.prefix = 0
         """Of the prompt or of the session, for schedulers that send equal beginnings to one node."""
         self.session = ""
-        """What names its session: a header, `prompt_cache_key` or `conversation`; "": nothing does."""
+        """The source of the session's name: a header, `prompt_cache_key` or `conversation`; "": there is none."""
         self.chance = 0
         """Decides between equal nodes."""
         self.waited_s = 0.0
@@ -133,7 +133,7 @@ class CandidatePool(Struct, frozen=True, gc=False):
     intent: Intent
     """The request by the measure of the model there."""
     node_request: NodeRequest
-    """What a node there will be asked."""
+    """The request as a node there receives it."""
 
 
 class LongReservation(Struct, frozen=True, gc=False):

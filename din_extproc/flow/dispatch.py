@@ -98,7 +98,7 @@ def dispatch(
 
 
 def _describe_price(prices: PriceList, granted: Decision, parsed: ParsedRequest, wall: float) -> str:
-    """What `usage.lua` needs to name the cost of the answer: prices, then the most tokens that are believed. "": it can't name it."""
+    """Return the numbers of which `usage.lua` computes the answer's cost: prices, then the maximum of credible tokens. "": it can't."""
     intent, node = granted.intent, granted.selection.nodes[0]
     price = prices.price_at(granted.target.pool.model, wall)
     if price is None or intent.operation.spec.metering in _UNPRICED:
@@ -142,7 +142,7 @@ def make_pass_verdict(
 
 
 def _describe_fallback(granted: Decision, parsed: ParsedRequest) -> str | None:
-    """What changes for the pool that takes over: where the model's name stands, the constraint on its version. None: it can't move."""
+    """Return the changes for the pool that takes over: the place of the model's name and the version constraint. None: it can't move."""
     order, at, key = granted.node_request, parsed.outline, granted.intent.operation.spec.model
     if not granted.selection.fallback_nodes or order.edits is None or key not in at.spans:
         return None
@@ -163,7 +163,7 @@ def _model_headers(routed: Routed, pool: Pool, intent: Intent) -> Headers:
 
 
 def make_tags(intent: Intent, entry: str) -> Tags:
-    """What the request asked for; `replay` decides again from it."""
+    """Return the request's intent; `replay` decides again from it."""
     longest = intent.estimate.longest
     return Tags(
         model=intent.model,
@@ -181,7 +181,7 @@ def make_tags(intent: Intent, entry: str) -> Tags:
 
 
 def make_refusal_metadata(request: PendingRequest) -> dict[str, str]:
-    """What the access log brings back of a request that was refused, as far as it is known."""
+    """Return the labels that the access log returns for a refused request, as far as they are known."""
     metadata = {} if request.span is None else {"span": request.span.text}
     who, intent = request.who, request.intent
     if who is None:
@@ -256,7 +256,7 @@ def _trace_headers(request: PendingRequest) -> Headers:
 
 
 def _make_metadata(granted: Decision, request: PendingRequest, parsed: ParsedRequest, decided_s: float) -> dict[str, str | float | bool]:
-    """What the access log and the filter that reads the answer need of a request whose node is chosen here."""
+    """Return the labels for the access log and the usage filter, for a request whose node is chosen here."""
     intent, order, pool = granted.intent, granted.node_request, granted.target.pool
     labels = _make_labels(
         request,

@@ -50,7 +50,7 @@ class DoubleCheck(Struct, frozen=True):
     node: Node
     """The node that served the request."""
     tokens: int
-    """What one answer to it may cost, prompt included."""
+    """Maximum tokens of one answer to it, prompt included."""
     sampled: bool = False
     """Its answers are drawn with the client's seed, not greedy."""
 
@@ -137,7 +137,7 @@ def _number(outline: Outline, body: bytes, key: str) -> float | None:
 
 
 def _make_edits(outline: Outline, operation: Operation, output: int, *, repeats: bool) -> dict[str, bytes]:
-    """What changes in the request. `repeats`: its own sampling stays."""
+    """Return the changes to the request. `repeats`: its own sampling stays."""
     logprobs = {"logprobs": b"true", "top_logprobs": _CANDIDATES} if operation is Operation.CHAT else {"logprobs": _CANDIDATES}
     edits = {**_WHOLE, "max_tokens": b"%d" % output, **logprobs, **({} if repeats else _GREEDY)}
     limits = dict.fromkeys(("max_completion_tokens", "n_predict"), b"%d" % output)

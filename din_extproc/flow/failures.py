@@ -1,4 +1,4 @@
-"""What a client sees of a node's error answer: the one error body, whatever the engine wrote.
+"""Maps a node's error answer to the client's: the one error body, whatever the engine wrote.
 
 Rule: only answers that are not good are looked at, redirections among them; what is an error body of ours already, a node agent's or
 Envoy's, passes as it is, unless the client speaks Anthropic's dialect and the body does not.
@@ -21,7 +21,7 @@ _EITHER_HEADER = 32 + zlib.MAX_WBITS
 
 
 def translate_error(engine: str, response: ResponseHead, request: RequestHead, trace_id: str, wall: float) -> Treatment:
-    """What is done with the answer to a request that a node got.
+    """Return the treatment of the answer to a request that a node received.
 
     Args:
         engine: The pool's.

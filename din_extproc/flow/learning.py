@@ -1,4 +1,4 @@
-"""What finished exchanges teach the next decisions: the token counts of prompts and the lengths of answers."""
+"""Learns from finished exchanges for the next decisions: the token counts of prompts and the lengths of answers."""
 
 from typing import Protocol
 

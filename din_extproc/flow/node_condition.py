@@ -1,4 +1,4 @@
-"""What state a node is in, by what its agent last saw of the engine. No clock, no socket: only the step.
+"""The state of a node, from its agent's last observations of the engine. No clock, no socket: only the step.
 
 Rule: a node takes requests when its engine answers and lists the model it registered with, and not before. An engine that is slow is
 busy until it has been slow three times in a row; one that is gone or serves something else is not ready at once.

@@ -32,7 +32,7 @@ _TOO_LARGE = Refusal(RefusalCode.INVALID_REQUEST, "The body holds a number that 
 
 
 class NodeRequest(Struct, frozen=True, gc=False):
-    """What goes to the node, whichever of the pool's it will be."""
+    """The request for the node, whichever of the pool's it will be."""
 
     operation: Operation
     stream: bool
@@ -47,7 +47,7 @@ class NodeRequest(Struct, frozen=True, gc=False):
     dialect: Dialect | None = None
     """The answer's; None: the client's own."""
     model: str = ""
-    """What the engine calls the model, for its dialect."""
+    """The engine's name of the model, for its dialect."""
     fields: Mapping[str, Any] = _NOTHING
     """The decoded request, for its dialect."""
 

@@ -67,7 +67,7 @@ class RequestSize(Struct, frozen=True, gc=False):
         return cls(tokens, tokens - slack, tokens + slack)
 
     def to_demand(self, versions: Constraint) -> Demand:
-        """What the request asks of nodes."""
+        """Return the request's requirements for nodes."""
         return Demand(self.tokens, self.min_tokens, self.max_tokens, versions.text, versions.allows)
 
 
@@ -100,7 +100,7 @@ class NodeSelection(Struct, frozen=True, gc=False):
 
 
 class InFlightFallback(Struct, frozen=True, gc=False):
-    """What Envoy can do with a request that is on its way."""
+    """Envoy's abilities for a request in flight."""
 
     pairs: frozenset[tuple[str, str]] = frozenset()
     """Pools, each with one to which requests can be moved."""

@@ -64,7 +64,7 @@ _BREAKS_NODES = Refusal(
 )
 _NO_WEBSOCKET = Refusal(RefusalCode.UPGRADE_REQUIRED, "WebSocket connections are not served; send the request over HTTP with POST")
 _NO_BODY = NodeRequest(operation=Operation.CHAT, stream=False, path="", body=b"", strips_usage=False)
-"""What a node is asked by a request whose body is not at hand."""
+"""The request to a node for a request whose body is not available."""
 
 
 def read_endpoint(

@@ -1,4 +1,4 @@
-"""What decides about the requests of one worker, and the handler of one ext_proc exchange.
+"""The request handler of one worker, and the handler of one ext_proc exchange.
 
 Invariant: everything a request acquires (slots, node load) is held by one `_GrantedRequest` and released exactly once.
 """
@@ -54,7 +54,7 @@ class AdmissionGate(Protocol):
 
 
 class UsageReports(Protocol):
-    """What a tenant may know of itself."""
+    """Reports that tenants may read about themselves."""
 
     async def report(self, who: Authenticated, account: str, days: int) -> object:
         """Return limits, budgets and usage of the last days as plain values. May raise `LimitsUnavailable`."""
@@ -94,7 +94,7 @@ class WorkerContext(DecisionContext, kw_only=True):
 
 
 class _GrantedRequest(Struct, frozen=True, gc=False):
-    """What a request that was sent on has taken."""
+    """The resources that a forwarded request holds."""
 
     lease: NodeLease
     engine: str
@@ -102,7 +102,7 @@ class _GrantedRequest(Struct, frozen=True, gc=False):
     releases: bool
     """Its slots are scarce: they are released at its end, not with its settlement."""
     translated: NodeRequest | None
-    """What the node was asked, when its answer is to be translated; without the body, which went with the verdict."""
+    """The request to the node, if its answer is to be translated; without the body, which left with the verdict."""
     moved: NodeRequest | None = None
     """Likewise for a node of the pool that takes over in flight."""
 
@@ -225,7 +225,7 @@ class ExtProcHandler(ExchangeHandler):
         return answers.build_models_response(listed, endpoint.model, self.trace_id, length=length, created=context.started)
 
     async def _usage_report(self, who: Authenticated) -> Verdict | Refusal:
-        """What the tenant may know of itself; it costs nothing and counts against no limit."""
+        """Return the tenant's report about itself; it costs nothing and counts against no limit."""
         days = answers.read_days(self.head.path)
         if self._context.reports is None or isinstance(days, Refusal):
             return days if isinstance(days, Refusal) else answers.NO_REPORTS

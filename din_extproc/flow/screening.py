@@ -72,7 +72,7 @@ def _is_form(reading: ParsedRequest) -> bool:
 
 
 def _get_values(reading: ParsedRequest) -> dict[str, bytes]:
-    """What holds text, by its top-level key, as JSON with nothing that a decoder refuses. Of a form: not its files."""
+    """Return the members that hold text, by top-level key, as JSON that every decoder accepts. Of a form: without its files."""
     if _is_form(reading):
         spans = reading.outline.spans
         return {key: _as_json(reading.outline.value(reading.body, key).decode(errors="replace")) for key in spans if key not in _IDS}

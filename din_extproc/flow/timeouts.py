@@ -46,7 +46,7 @@ class RequestTimeouts(Struct, frozen=True, gc=False):
 
 
 def compute_timeouts(intent: Intent, pool: Pool, picked: NodeSelection) -> RequestTimeouts:
-    """What holds for a request that goes to this pool. A beginning that may take as long as the whole has no limit of its own."""
+    """Return the timeouts of a request to this pool. A first token that may take as long as the whole answer has no limit of its own."""
     own = pool.timeouts.total_ms if picked.timeout_ms is None else picked.timeout_ms
     deadline = intent.timeout_ms
     total = own if deadline is None else deadline if own is None else min(own, deadline)

@@ -1,4 +1,4 @@
-"""What is done with a node's good answer: nothing, unless the node was asked in other words than the client's.
+"""Translates a node's successful answer, if the node's interface is not the client's.
 
 Rule: whatever an engine answers, the client gets an answer of the API that it called or the gateway's error body, never other words.
 """
@@ -33,7 +33,7 @@ class Translation(Struct, frozen=True):
     trace_id: str
 
     def choose_treatment(self, head: ResponseHead) -> Treatment:
-        """What is done with a good answer that begins so."""
+        """Return the treatment of a successful answer that begins so."""
         if self.stream:
             broken = _BROKEN_MESSAGE if self.context.operation is Operation.MESSAGES else _BROKEN
             return StreamTranslation(self.dialect.create_translator(self.context), _STREAM, broken)
@@ -45,6 +45,6 @@ class Translation(Struct, frozen=True):
 
 
 def build_unreadable_response(request: RequestHead, trace_id: str) -> Replacement:
-    """What the client gets instead of an answer that is none."""
+    """Return the client's error for an answer that can't be translated."""
     error = answers.build_refusal_response(_UNREADABLE, request, trace_id)
     return Replacement(error.status, error.headers, error.body)

@@ -1,4 +1,4 @@
-"""What decisions read: one immutable view of the configuration, swapped whole when it changes.
+"""The input of decisions: one immutable view of the configuration, replaced as a whole when it changes.
 
 Rule: nothing in a view changes after it was made; it may remember what it computed. A decision that began with one view ends with it.
 """
@@ -31,7 +31,7 @@ class TokenCounter(Protocol):
 
 
 class ModelFacts(Struct, frozen=True):
-    """What is known of one physical model."""
+    """The properties of one physical model."""
 
     output_tokens_default: int = 256
     boundaries: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ UNLISTED = ""
 
 
 class ScreeningPolicy(Struct, frozen=True):
-    """What is done about sensitive data in prompts."""
+    """The policy for sensitive data in prompts."""
 
     policy: OnSensitive
     screen: Screen
@@ -71,7 +71,7 @@ class DecisionView(Struct, frozen=True):
     body_limit: int
     """The largest plain body, in bytes."""
     global_limits: GlobalLimits = NO_GLOBAL_LIMITS
-    """What all tenants together may use."""
+    """The limits of all tenants together."""
     operations: Mapping[str, Operation] = BUILT_IN
     """Every operation that is served, by path."""
     health_paths: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ _NO_LIMITS = RateLimits()
 
 
 def get_model_facts(view: DecisionView, model: str) -> ModelFacts:
-    """What the view knows of the model; defaults when it is unknown."""
+    """Return the model's properties; defaults when it is unknown."""
     return view.models.get(model, _UNKNOWN)
 
 
@@ -137,7 +137,7 @@ def _get_applicable_limits(view: DecisionView, who: Authenticated, model: str, p
 def build_claim(
     view: DecisionView, request_id: str, intent: Intent, who: Authenticated, model: str, expected: int | None, lease_ms: int
 ) -> Claim:
-    """What a request asks of the budgets that it is charged to.
+    """Return a request's claim on the budgets that it is charged to.
 
     Args:
         view: The configuration.

@@ -42,7 +42,7 @@ _NOT_FOUND = "404"
 
 
 class ExchangeEvents(Struct, frozen=True, gc=False):
-    """What one finished exchange means to the breakers that it concerns. None: nothing."""
+    """Return the event of one finished exchange for the breakers that it concerns. None: no event."""
 
     node: BreakerEvent | None = None
     pool: BreakerEvent | None = None

@@ -15,7 +15,7 @@ _BREAKS = 2
 
 
 class _Breaks(Struct):
-    """What is known of a request that has broken a node."""
+    """The record of a request that has broken a node."""
 
     until: float
     """When it is forgotten."""

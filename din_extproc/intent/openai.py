@@ -350,7 +350,7 @@ _READERS: dict[Operation, Callable[[_Draft, bytes, Outline], None]] = {
     Operation.MESSAGES: _read_chat,
     Operation.COUNT_TOKENS: _read_chat,
 }
-"""What has more to it than the keys that the operation names for its prompt."""
+"""Operations whose prompt has more parts than the members that their specification names."""
 
 
 def extract_prompt(operation: Operation, body: bytes, outline: Outline) -> Prompt:

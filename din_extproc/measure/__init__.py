@@ -1,4 +1,4 @@
-"""What requests took, seen from outside: a streamed answer by a stopwatch, two ways of asking compared, one request taken apart.
+"""Latency seen from outside: a timed stream, two paths compared, one request split into its parts.
 
 Rule: the caller brings the times; nothing here asks, waits or looks at a clock.
 """

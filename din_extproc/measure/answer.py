@@ -19,7 +19,7 @@ _NODE_TIMES = re.compile(r'node;dur=(\d{1,9});desc="(\d{1,12}\.\d{1,9})"').fullm
 
 
 class NodeTimes(Struct, frozen=True):
-    """What the Envoy in front of an engine says in an answer's head, and when others saw that head."""
+    """Times that the Envoy in front of an engine gives in an answer's headers, and when others received those headers."""
 
     received_at: float
     """The request came: seconds since the epoch, by the node's clock."""

@@ -24,7 +24,7 @@ class Provenance(Struct, frozen=True):
     """A fallback answered."""
     degraded_reason: str
     dropped_parameters: tuple[str, ...]
-    """What the engine could not be told."""
+    """Parameters that the engine's interface has no place for."""
     stated_node: str = ""
     """The id that the node's own Envoy stated; "" where there is none."""
     stated_version: str = ""

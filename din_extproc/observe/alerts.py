@@ -70,12 +70,12 @@ ALERTS = (
     ),
     Alert(
         "DinUnsettled", f"{of.UNSETTLED.prometheus} > 1000", "2m", "page",
-        "What exchanges cost can't be settled.", look="Redis; past 10,000 it is lost",
+        "Finished exchanges can't be settled.", look="Redis; past 10,000 it is lost",
     ),
-    Alert("DinAccountsLost", _grew(of.GIVEN_UP), "0m", "page", "What exchanges cost was never settled.", look="Redis was away too long"),
+    Alert("DinAccountsLost", _grew(of.GIVEN_UP), "0m", "page", "Finished exchanges were never settled.", look="Redis was away too long"),
     Alert(
         "DinAccessLogsDropped", _grew(of.LOGS_DROPPED), "0m", "ticket",
-        "Envoy dropped entries of its access log: these requests are not accounted for.", look="whether the accounts keep up",
+        "Envoy dropped entries of its access log: these requests are not accounted for.", look="whether the accounting process keeps up",
     ),
     Alert("DinAccessLogsUnreadable", _grew(of.LOGS_UNREADABLE), "0m", "ticket", "Access logs can't be read.", look="the versions of both"),
     Alert(

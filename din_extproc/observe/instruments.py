@@ -113,7 +113,7 @@ TOKENS = Instrument(
 COST = Instrument("din.cost", InstrumentKind.COUNTER, "{currency}", "Cost of requests, in the currency of `prices`.", (TENANT, MODEL))
 SAVED = Instrument(
     "din.cost.saved", InstrumentKind.COUNTER, "{currency}",
-    "What the dearest model that the requested name stands for would have cost more.", (TENANT, MODEL),
+    "Additional cost that the most expensive model of the requested name would have had.", (TENANT, MODEL),
 )  # fmt: skip
 BUDGET_USED = Instrument(
     "din.budget.used", InstrumentKind.GAUGE, "1", "Spent share of a budget in its current period, the larger of tokens and money.",

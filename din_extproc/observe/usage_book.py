@@ -32,7 +32,7 @@ class UsageTotals(Struct, gc=False):
     cost: int = 0
     """In 10**-9 of the currency."""
     saved: int = 0
-    """What the dearest models that the requested names stand for would have cost more, likewise."""
+    """The additional cost that the most expensive models of the requested names would have had, likewise."""
 
 
 class UsageKey(Struct, frozen=True, gc=False):

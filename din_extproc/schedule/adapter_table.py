@@ -29,7 +29,7 @@ class _NodeAdapters:
 
     def __init__(self) -> None:
         self.served: frozenset[str] | None = None
-        """What the engine lists; None: it has not said."""
+        """The adapters that the engine lists; None: it has not listed any."""
         self.slots: int | None = None
         """Adapters that it can have loaded at once, by its own report."""
         self.loaded: dict[str, float] = {}

@@ -27,7 +27,7 @@ class FindingSpan(Struct, frozen=True, gc=False):
 
 
 class Findings(Struct, frozen=True):
-    """What the texts hold."""
+    """Return the findings in the texts."""
 
     places: tuple[FindingSpan, ...] = ()
     """In order; none overlaps another."""

@@ -1,4 +1,4 @@
-r"""What counts as sensitive: shapes by kind, as RE2 patterns whose time is linear in the text.
+r"""Kinds of sensitive data, as RE2 patterns whose time is linear in the text.
 
 Rule: what is found begins after an escape of JSON inside JSON (`\n` in a tool call's arguments), never inside one: cutting it out leaves
 that JSON readable.

@@ -35,7 +35,7 @@ _KEYED = b"|".join(
 )
 _MEDIA = rb'data:(?:[\w+.;=/-]|\\/){0,128};base64,%b*+"' % _BASE64
 _OVERLOOKED = rb'(?=[a-z_0-9]{1,20}+"%b:)(?:%b)|%b' % (_GAP, _KEYED, _MEDIA)
-"""What is no text, after the quote that it begins with."""
+"""Strings that hold no text, from after the opening quote."""
 _STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _looked_at = re.compile(rb'"(?:%b|(%b))' % (_OVERLOOKED, _STRING)).findall
 _split = re.compile(rb'("(?:%b|%b))' % (_OVERLOOKED, _STRING)).split
@@ -57,7 +57,7 @@ def literals(json: bytes) -> list[bytes]:
 
 
 def decoded(json: bytes) -> list[str]:
-    """What the `literals` of some valid JSON without halves of surrogate pairs say."""
+    """Return the texts of the `literals` of some valid JSON without halves of surrogate pairs."""
     found = list(filter(None, _looked_at(json)))
     return _decode(b'["%b]' % b',"'.join(found)) if found else []
 

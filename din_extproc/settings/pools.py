@@ -229,7 +229,7 @@ def resolve_api(pool: PoolSection) -> Literal["openai", "native"]:
 
 
 def make_operations(name: str, pool: PoolSection, known: Mapping[str, Operation], document: Document) -> frozenset[Operation] | None:
-    """What the pool can be asked: what it says, and no more than the interface of its engine has that `api` chooses.
+    """Return the pool's operations: those that it names, limited to the interface of its engine that `api` chooses.
 
     Args:
         name: The pool's.
@@ -277,7 +277,7 @@ class NodeRequirements(Struct, frozen=True):
 
 
 def make_requirements(name: str, pool: PoolSection, nodes: tuple[Node, ...], document: Document) -> NodeRequirements:
-    """What a node has to be to join: as the pool says; a dtype or size that it does not name is any, and kinds are kept apart.
+    """Return the requirements for a node to join. A dtype or size that the pool does not name is any, and kinds are kept apart.
 
     Args:
         name: The pool's.

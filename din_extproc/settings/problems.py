@@ -1,4 +1,4 @@
-"""What is wrong with the configuration, told so that it can be mended: file, line, place, message, hint.
+"""Errors in the configuration, with what is needed to correct them: file, line, place, message, hint.
 
 Rule: a problem never shows a secret, and never a value that came from the environment.
 """

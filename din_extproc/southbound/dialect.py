@@ -39,7 +39,7 @@ class DialectRequest(Struct, frozen=True):
 
 
 ANSWER_FIELDS = frozenset({"max_tokens", "logprobs", "encoding_format", "documents", "return_documents", "top_n"})
-"""What answers are translated by."""
+"""The translators of answers."""
 
 
 class AnswerContext(Struct, frozen=True):

@@ -17,7 +17,7 @@ class EngineAdapter(Struct, frozen=True):
     """Parameters that its OpenAI API names differently or lacks."""
     native: Dialect | None = None
     operations: frozenset[Operation] | None = None
-    """What its OpenAI interface serves by itself; None: every operation, by the model that it runs. Operations of a configuration's own
+    """The operations of its own OpenAI interface; None: all, depending on the model. Operations of a configuration's own
     name their engines themselves."""
     stream_usage: bool = True
     """Every version takes `stream_options`."""

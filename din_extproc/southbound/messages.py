@@ -320,7 +320,7 @@ class MessagesTranslator(StreamTranslator[_Chat]):
         self._blocks = 0
         """Blocks that have begun."""
         self._open = ""
-        """What the block that has not ended holds; "": there is none."""
+        """The kind of the open content block; "": there is none."""
         self._calls: dict[int, int] = {}
         """Blocks of calls, by the calls' numbers."""
         self._reason: str | None = None

@@ -30,5 +30,5 @@ AZURE = TRANSCRIBING | {
     Operation.SPEECH,
     Operation.IMAGES,
 }
-"""What Azure OpenAI serves."""
+"""The operations of Azure OpenAI."""
 OPERATIONS = AZURE | {Operation.INPUT_TOKENS, Operation.COMPACT}

@@ -44,7 +44,7 @@ class OutsideResponse(Struct, frozen=True):
 
     @property
     def trouble(self) -> str:
-        """What is wrong with an answer that is not good."""
+        """Return the error of an answer that is not successful."""
         return self.failure or f"{self.status}: {self.body[:200].decode(errors='replace')}"
 
 

@@ -19,7 +19,7 @@ _ADDRESS_TYPES = ("A", "AAAA")
 
 
 class DnsAnswer(Struct, frozen=True):
-    """What one look at a name found."""
+    """The result of one query for a name."""
 
     weights: dict[Endpoint, int]
     """Weight by endpoint, in a stable order; 1 for each without SRV records."""

@@ -13,7 +13,7 @@ from din_extproc.wire.exchange import Decide, Exchange, Reply, TreatResponse
 
 
 class RequestHandler(VerdictHandler, Protocol):
-    """What happens to one HTTP exchange."""
+    """The handler of one HTTP exchange."""
 
     def on_response(self, head: ResponseHead) -> Treatment:
         """Return what is done with the response to a request that was sent on.

@@ -110,7 +110,7 @@ def _read_names(peer: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
 
 
 def _make_handler(open_call: OpenCall) -> Any:
-    """What grpcio calls for each call of the method."""
+    """Return the handler that grpcio runs for each call of the method."""
 
     async def serve(_requests: Any, context: Any) -> None:
         """Write answers as they come, while another task reads.

@@ -209,7 +209,7 @@ class _ServerProtocol(asyncio.Protocol):
         self.grpc = GrpcConnection(server.memo, server.limits, self._time(), partial(H2ServerCall, self))
         self.flushing = False
         self._events: deque[Event[H2ServerCall]] = deque()
-        """What has come and waits for its turn."""
+        """Received bytes that wait for their turn."""
         self._going_on = self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

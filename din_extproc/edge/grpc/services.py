@@ -1,4 +1,4 @@
-"""What a gRPC service is to the transports, and the services for the access log and for health.
+"""The interface of a gRPC service for the transports, and the services for the access log and for health.
 
 Rule: a method is a function from a call to the handler of its messages; the handler ends its call itself.
 """
@@ -61,7 +61,7 @@ OpenCall = Callable[[ServerCall], CallHandler]
 
 
 class GrpcService(Protocol):
-    """What an `H2Server` serves."""
+    """A service that an `H2Server` can serve."""
 
     name: str
     """The full gRPC service name."""

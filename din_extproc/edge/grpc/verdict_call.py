@@ -1,4 +1,4 @@
-"""What ext_proc and ext_authz have in common: a call that is answered by a verdict, and a service that drains such calls.
+"""The common part of ext_proc and ext_authz: a call that is answered by a verdict, and a service that drains such calls.
 
 Rule: whatever goes wrong in a decision, the client gets an answer with a body; only a peer that breaks the protocol loses its call.
 """

@@ -37,7 +37,7 @@ class EngineStatus(Struct, frozen=True):
     slow: bool = False
     """It did not respond in time: it may be dead or busy."""
     names: ModelNames | None = None
-    """What it lists; None: nothing that could be read."""
+    """The listed models; None: the list could not be read."""
 
 
 class EngineProbe:

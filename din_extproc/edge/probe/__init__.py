@@ -1,1 +1,1 @@
-"""What is asked of others: nodes' metrics, one token, Envoy's admin port, a gateway from outside."""
+"""Queries to others: nodes' metrics, one token, Envoy's admin port, a gateway from outside."""

@@ -25,9 +25,9 @@ class RegistryErrorCode(Enum):
     UNAUTHENTICATED = ("unauthenticated", 401, 16, "The node's token is missing or wrong")
     FORBIDDEN = ("forbidden", 403, 7, "The token or the certificate belongs to another node")
     UNKNOWN = ("unknown_lease", 404, 5, "There is no such registration")
-    OUTDATED = ("outdated", 409, 10, "Something newer or somebody else is in the way")
-    UNTRUE = ("untrue", 422, 9, "What the node says is not what the catalogue says")
-    IMPOSSIBLE = ("impossible", 400, 3, "What the node says can't be")
+    OUTDATED = ("outdated", 409, 10, "A newer message or another node takes precedence")
+    UNTRUE = ("untrue", 422, 9, "The node contradicts the catalogue")
+    IMPOSSIBLE = ("impossible", 400, 3, "The node states impossible values")
 
     def __init__(self, code: str, status: int, grpc_status: int, title: str) -> None:
         self.code = code

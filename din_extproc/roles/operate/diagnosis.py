@@ -27,7 +27,7 @@ _ON_FULL = {
     "block": ": requests wait, then get 503",
     "refuse": ": every request gets 503",
 }
-"""What `audit.on_full` means for clients."""
+"""The effect of `audit.on_full` on clients."""
 
 
 class Diagnosis(Struct, frozen=True):

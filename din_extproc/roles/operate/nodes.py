@@ -83,7 +83,7 @@ def fetch_page(settings: Settings, page: str = "nodes", order: bytes | None = No
 
 
 def _read_detail(error: urllib.error.HTTPError) -> str:
-    """What the admin port says about a refusal."""
+    """Return the admin port's reason for a refusal."""
     try:
         return f": {msgspec.json.decode(error.read())['detail']}"
     except (OSError, msgspec.DecodeError, LookupError, TypeError):

@@ -21,7 +21,7 @@ _NO_NODES: Mapping[str, tuple[Node, ...]] = {}
 
 
 class DiscoveryStatus(Struct, frozen=True):
-    """What a pool's source says, for the admin page."""
+    """The state of a pool's source, for the admin page."""
 
     source: str
     nodes: int
@@ -46,7 +46,7 @@ class NodeDiscovery:
         self._pools: dict[str, Pool] = {}
         self._tasks: dict[str, tuple[Discovery, asyncio.Task[None]]] = {}
         self._found: dict[str, tuple[Node, ...]] = {}
-        """What each pool's source found, also at addresses of other nodes."""
+        """The nodes found by each pool's source, also at addresses of other nodes."""
         self._routed: dict[str, dict[str, Node]] = {}
         """The nodes that were passed on, by pool and node id."""
         self._problems: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a tenant may know of itself: `GET /v1/usage`.
+"""The report of a tenant about itself: `GET /v1/usage`.
 
 Rule: a tenant sees its own numbers and what all share of its budgets, never another tenant's.
 """

@@ -16,7 +16,7 @@ from din_extproc.intent.calibration import Calibration
 
 
 class WorkerUpdate(Struct, frozen=True, omit_defaults=True):
-    """What has changed for workers. None: this part has not changed."""
+    """The changes for workers. None: this part has not changed."""
 
     membership: MembershipDelta | None = None
     breakers: BreakerSnapshots | None = None

@@ -78,7 +78,7 @@ class MeasuredClock(Struct, frozen=True):
     high_ms: float | None
     off: bool
     fault: str = field(default="", name="said")
-    """What is wrong with the clock, "" if nothing."""
+    """The fault of the clock; "" if there is none."""
 
 
 def measure_gateway(exchanges: Iterable[TimedExchange]) -> ClockOffset:

@@ -86,7 +86,7 @@ class EngineDialect(Struct, frozen=True):
     pages: Mapping[str, object] = {}
     """The pages that are read with GET."""
     counting: Mapping[str, PoolingApiEmulation] = {}
-    """What every model answers without computing."""
+    """Answers that every model gives without computing."""
 
 
 def openai(model: ModelSpec, tokenizer: SimulatedTokenizer) -> EngineDialect:

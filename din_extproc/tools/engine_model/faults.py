@@ -30,7 +30,7 @@ Kind = Literal[
 
 
 KINDS: tuple[str, ...] = get_args(Kind)
-"""What `--faults` may name."""
+"""The values of `--faults`."""
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

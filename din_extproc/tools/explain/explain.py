@@ -62,7 +62,7 @@ class RecordedRequest(Struct, frozen=True):
     claims: dict[str, Any] | None = None
     """Those of a verified token."""
     peer: PeerConnection = NO_PEER
-    """What Envoy would say of the connection: the first `uri` and `dns` name in the client's certificate, and its `address` and port."""
+    """Envoy's attributes of the connection: the first `uri` and `dns` name in the client's certificate, and its `address` and port."""
 
     @property
     def sent(self) -> bytes:

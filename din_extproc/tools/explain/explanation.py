@@ -1,4 +1,4 @@
-"""What `din-extproc explain` says, for machines as it stands and for people in lines."""
+"""The output of `din-extproc explain`, as JSON for machines and as lines for people."""
 
 from msgspec import Struct
 
@@ -9,7 +9,7 @@ from din_extproc.route.rule_evaluation import RuleEvaluation
 
 
 class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
-    """What was read from the request."""
+    """The intent that was read from the request."""
 
     path: str
     model: str
@@ -25,14 +25,14 @@ class ExplainedIntent(Struct, frozen=True, omit_defaults=True):
     version: str = ""
     priority: str = ""
     charged_for: str = ""
-    """What the operation is charged for; "": prompt and output."""
+    """The unit that the operation is charged for; "": prompt and output."""
     images: int = 0
     audio_seconds: int = 0
     """Estimated."""
     prefix: str = ""
     """The same for prompts that begin alike, or for the requests of one session."""
     session: str = ""
-    """What names the session: a header, `prompt_cache_key` or `conversation`; "": nothing does."""
+    """The source of the session's name: a header, `prompt_cache_key` or `conversation`; "": there is none."""
 
     @classmethod
     def of(cls, intent: Intent, prefix: int, session: str = "") -> "ExplainedIntent":
@@ -65,18 +65,18 @@ class Candidate(Struct, frozen=True, omit_defaults=True):
     place: int | None = None
     """1 is the one that is picked, the next ones are for retries; None: not named to Envoy."""
     score: float | None = None
-    """What the pool's scheduler ranks by, least first; None: it was dropped."""
+    """The value by which the pool's scheduler ranks, least first; None: the node was dropped."""
     why: str = ""
     """The score in words, or why it was dropped."""
 
 
 class Explanation(Struct, frozen=True, omit_defaults=True):
-    """What would happen, and how it comes to that."""
+    """The decision, and the steps that lead to it."""
 
     sent: bool
     tenant: str | None = None
     identity: str | None = None
-    """What it is known by; None: any key of the tenant."""
+    """Its identity; None: any key of the tenant."""
     intent: ExplainedIntent | None = None
     rules: tuple[RuleEvaluation, ...] = ()
     """Those that were looked at, in order; the last one takes the request, if one does."""

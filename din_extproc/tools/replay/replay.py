@@ -57,13 +57,13 @@ class OutcomeChange(Struct, frozen=True):
     after: str
     requests: int
     tokens: int
-    """What they were charged."""
+    """The tokens charged for them."""
     examples: tuple[str, ...]
     """Trace ids."""
 
 
 class TenantCost(Struct, frozen=True):
-    """What a tenant's requests cost, in the currency of the configuration to try."""
+    """The cost of a tenant's requests, in the currency of the configuration to try."""
 
     tenant: str
     before: str
@@ -137,7 +137,7 @@ def _costs(
     before: tuple[ReplayRun | None, Settings | None],
     after: tuple[ReplayRun, Settings],
 ) -> tuple[TenantCost, ...]:
-    """What the record cost, by tenant and in all. `left`: those that were not decided again."""
+    """Return the cost of the recorded requests, by tenant and in total. `left`: those that were not decided again."""
     sums: list[Counter[str]] = []
     for run, settings in (before, after):
         if run is None or settings is None:

@@ -41,7 +41,7 @@ _LOOK_AGAIN_MS = 50
 
 
 class ReplayOutcome(Struct, frozen=True, omit_defaults=True):
-    """What becomes of a request."""
+    """The outcome of a request."""
 
     pool: str = ""
     """"" of one that another proxy was permitted to send on."""
@@ -165,7 +165,7 @@ class ReplayRun:
         self._count = 0
         self._usual: Mapping[str, tuple[int, int, int]] = {}
         self.costs: Counter[str] = Counter()
-        """What requests cost by the prices of this configuration, by tenant, in 10**-9 of the currency."""
+        """Cost of requests by the prices of this configuration, by tenant, in 10**-9 of the currency."""
 
     def fates(self, record: Sequence[ReplayedRequest], progress: ShareDone = ignore_progress) -> list[ReplayOutcome]:
         """Return what becomes of each of them, in their order."""

@@ -1,4 +1,4 @@
-"""What is simulated: one configuration over modelled nodes, their incidents, and the clients' requests.
+"""The input of a simulation: one configuration over modelled nodes, their incidents, and the clients' requests.
 
 Rule: frozen, and complete: the same plan, traffic and seed give the same outcome on every machine.
 """
@@ -69,19 +69,19 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     retries: int = 1
     """Further nodes that Envoy tries before the first byte of an answer."""
     moves: InFlightFallback = InFlightFallback()
-    """What Envoy can do with a request that is on its way."""
+    """Envoy's abilities for a request in flight."""
     replicas: int = 1
     """Gateways that know of each other's requests through the counters and what nodes say."""
     beat_s: float = 3.0
     """How often nodes say how they do; 0: never."""
     overhead_s: float = 0.0
-    """What network, Envoy and sidecar add to every answer."""
+    """The latency that network, Envoy and sidecar add to every answer."""
     start_ms: int = 0
     """When it begins: milliseconds since the epoch."""
 
 
 class NodeIncident(StrEnum):
-    """What befalls a node."""
+    """An incident of a node."""
 
     DOWN = "down"
     """Its process is gone: connections are refused, what runs breaks off; it comes back empty."""

@@ -1,4 +1,4 @@
-"""What a simulation says to people: Markdown tables, for a terminal and a pull request.
+"""The readable report of a simulation: Markdown tables, for a terminal and a pull request.
 
 Rule: one run is shown whole; several get a line each, the same figures for all.
 """

@@ -42,11 +42,11 @@ __all__ = ["ReplayRefused", "SimulateOptions", "Simulated", "SimulationRefused",
 
 
 class SimulationRefused(Exception):  # noqa: N818 - it says what the network is
-    """What was asked for can't be simulated; the message says why."""
+    """The plan can't be simulated; the message says why."""
 
 
 class SimulateOptions(Struct, frozen=True, kw_only=True):
-    """What the command was told."""
+    """The options of the command."""
 
     config: Path
     workload: Path | None = None
@@ -68,7 +68,7 @@ class VariantResult(Struct, frozen=True):
     """One variant."""
 
     variant: dict[str, Any]
-    """What was put in place of the files' values."""
+    """The values that replace those of the files."""
     outcomes: Outcomes
     slo_broken: tuple[str, ...]
     nodes: int | None = None

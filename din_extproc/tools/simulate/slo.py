@@ -22,11 +22,11 @@ class Slo(Struct, frozen=True):
 
     @property
     def promised(self) -> dict[str, float]:
-        """What is promised."""
+        """Return the objectives."""
         return {name: bound for name in self.__struct_fields__ if (bound := getattr(self, name)) is not None}
 
     def broken(self, outcomes: Outcomes) -> tuple[str, ...]:
-        """What was promised and not kept; empty: all of it was."""
+        """Return the objectives that were missed; empty: none."""
         measured = {
             "first_token_p99_s": outcomes.first_token_s.p99,
             "per_token_p99_s": outcomes.per_token_s.p99,

@@ -1,4 +1,4 @@
-"""What came out of a run: counts, and how long things took.
+"""The results of a run: counts and durations.
 
 Rule: the beginning, while the network fills, is not measured; what had not ended by the last second counts as long as it had taken then.
 """
@@ -96,7 +96,7 @@ class Outcomes(Struct, frozen=True):
     tenants_refused: dict[str, int]
     """The ten tenants that were refused most."""
     cost: int = 0
-    """What all tokens cost, in 10**-9 of the currency; 0 without prices."""
+    """Cost of all tokens, in 10**-9 of the currency; 0 without prices."""
     tenants_cost: dict[str, int] = {}
     """The ten tenants that spent most."""
 

@@ -1,4 +1,4 @@
-"""What clients send, and when: drawn from rates, rhythms and lengths, or taken from a record.
+"""The requests of clients and their times: drawn from rates, rhythms and lengths, or taken from a record.
 
 Rule: arrivals don't wait; each source has its own chance, so that a changed source leaves the others as they were.
 """

@@ -158,7 +158,7 @@ class FailureSection(Section):
 
 
 class SloSection(Section):
-    """What is promised. Times in seconds."""
+    """The objectives. Times in seconds."""
 
     first_token_p99_s: _Number | None = None
     per_token_p99_s: _Number | None = None

@@ -27,7 +27,7 @@ _BESIDES: Mapping[Operation, Mapping[str, Any]] = {
     Operation.SCORE: {"text_1": "OK"},
     Operation.SPEECH: {"voice": "alloy"},
 }
-"""What an operation needs besides the keys that all have; the prompt is the next of its keys then."""
+"""Members that an operation needs besides the common ones; its prompt is then its next member."""
 
 
 def content_type(operation: Operation) -> str:
