@@ -1,7 +1,7 @@
-"""How records hang together: each line carries a MAC over its bytes and over the MAC of the line before.
+"""The hash chain of an audit log: each line carries a MAC over its bytes and over the MAC of the line before.
 
-Rule: what is proved are bytes. A line is `{"seq":N,...,"mac":"HEX"}` and a line feed; the MAC covers everything before `,"mac"`. Who does
-not have the key can't make a line, and who takes one out breaks the next.
+Rule: the chain proves bytes. A line is `{"seq":N,...,"mac":"HEX"}` and a line feed; the MAC covers everything before `,"mac"`. Without the
+key no line can be forged, and a removed line invalidates the next one.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class Sealed(Struct, frozen=True, kw_only=True):
 
 
 class LogHead(Struct, frozen=True, kw_only=True):
-    """How far the log has come: one line in a file of its own, signed likewise and replaced after each flush."""
+    """The last position of the log: one line in a file of its own, signed likewise and replaced after each flush."""
 
     at: float
     replica: str
@@ -103,7 +103,7 @@ def parse_line(line: bytes) -> ChainLine | None:
 
 
 def is_genuine(secret: bytes, before: bytes, line: ChainLine) -> bool:
-    """Whether the line is as it was written, behind the line with that MAC."""
+    """Return whether the line is unchanged and follows the line with the MAC `before`."""
     return hmac.compare_digest(compute_mac(secret, before, line.signed), line.mac)
 
 

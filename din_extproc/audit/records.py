@@ -51,7 +51,7 @@ class Tagged(AuditEvent, frozen=True, kw_only=True, omit_defaults=True):
     """In 10**-9 of the currency."""
     priority: str = ""
     entry: str = ""
-    """How it came: "" by ext_proc; `ext_authz`: another proxy asked whether it may pass, and chose the node."""
+    """The Envoy filter that sent it: "" for ext_proc; `ext_authz`: another proxy asked for admission only, and chose the node."""
     duration_ms: float | None = None
     """From the first byte to the end, which is `at`."""
 
@@ -189,7 +189,7 @@ class Gap(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="gap"):
 
 
 class Witness(AuditEvent, frozen=True, kw_only=True, omit_defaults=True, tag="witness"):
-    """How far another replica's log had come. Removing records from its end requires changing this log too."""
+    """The last position of another replica's log. Removing records from its end requires changing this log too."""
 
     replica: str
     record: int

@@ -1,6 +1,6 @@
-"""Where a writer goes on after its predecessor ended, in whatever way.
+"""Resumption of a log after its previous writer ended or crashed.
 
-Rule: what the predecessor left is never made to look whole: what is not there any more, or not as it was, is said in the log itself.
+Rule: damage is never hidden: a record of the log itself reports what is missing or changed.
 """
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from din_extproc.audit.verify import LogFiles, split_lines, verify_log
 
 
 class LogResumption(Struct, frozen=True, kw_only=True):
-    """The end of a log, as it can be gone on from."""
+    """The end of a log, from which a writer can resume."""
 
     segment: int = 0
     """The last one; 0: there is none."""
@@ -29,7 +29,7 @@ class LogResumption(Struct, frozen=True, kw_only=True):
 
 
 def count_whole_bytes(data: bytes) -> int:
-    """How much of a file is whole lines: the last one may have been in the making when the writer ended."""
+    """Return the length in bytes of the complete lines: the writer may have ended in the middle of the last one."""
     return data.rfind(b"\n") + 1
 
 

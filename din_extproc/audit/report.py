@@ -64,7 +64,7 @@ class AuditReport(Struct, kw_only=True):
 
 
 def find_contradictions(reports: Iterable[AuditReport]) -> Iterator[AuditFinding]:
-    """Where replicas have seen of another's log what is not there any more, or is something else now."""
+    """Yield a finding for each record that another replica has seen and that is now missing or changed."""
     known = {report.replica: report for report in reports}
     newest: dict[str, tuple[int, str]] = {}
     for report in known.values():

@@ -51,7 +51,7 @@ _REFUSALS = [
 """A node that refuses the gateway's credentials, or whose account has no credit, or its name of the model, has failed as much."""
 REQUEST_HEADERS = ["x-din-trace-id"]
 ATTEMPT_HEADERS = ["traceparent", "x-din-origin", "x-din-adapter"]
-"""Where the span of a failed attempt belongs, whose request it was, and for which adapter."""
+"""Request headers that identify a failed attempt: its parent span, the origin of the request, and the adapter."""
 _LINE = {
     "time": "%START_TIME%",
     "trace_id": "%REQ(X-DIN-TRACE-ID)%",

@@ -1,7 +1,7 @@
-"""Where Envoy connects to: a cluster for each pool and each pair of pools between which requests move, and those of the sidecar's services.
+"""Envoy's clusters: one for each pool and each pair of pools between which requests move, and those of the sidecar's services.
 
 Invariant: a request goes to the node that the sidecar named, and to another of the same pool only when that one can't answer. Envoy does
-not ask whether a named node is healthy: health checks and ejection here decide only who else may answer.
+not check the health of a named node: health checks and ejection here only limit the alternatives.
 """
 
 from collections.abc import Iterable, Sequence
@@ -152,9 +152,9 @@ def _make_static(name: str, pools: Sequence[Pool], topology: Topology) -> Cluste
 
 
 def _make_cluster(name: str, pools: Sequence[Pool], topology: Topology) -> Cluster:
-    """How Envoy treats the nodes of a pool, wherever it knows them from: or of a pool and the one that takes over.
+    """Build the cluster of a pool, or of a pool and its fallback pool, without its endpoints.
 
-    Health is asked once per node, by the pool's own cluster: a pair's requests name their nodes, and what does not matter is not asked.
+    Only the pool's own cluster checks the health of nodes: requests of a pair name their nodes, so that health does not matter there.
     """
     [pool, *others] = pools
     protocol = UpstreamProtocolOptions(
@@ -222,7 +222,7 @@ def _make_node_endpoint(node: Node, pool: Pool, *, fail_open: bool) -> LbEndpoin
 
 
 def _make_node_address(node: Node) -> EnvoyAddress:
-    """Where Envoy sends a node's requests: for a remote API, to its egress listener."""
+    """Return the address to which Envoy sends a node's requests: for a remote API, its egress listener."""
     if node.remote is not None:
         return EnvoyAddress(envoy_internal_address=EnvoyInternalAddress(server_listener_name=node.endpoint.host))
     return make_address(SocketAddress(node.endpoint.host, node.endpoint.port))
@@ -337,7 +337,7 @@ def _make_service(name: str, addresses: Iterable[Address]) -> Cluster:
 
 
 def _make_tls(addresses: Iterable[Address], alpn: str) -> TransportSocket | None:
-    """How the first of them is spoken to: they are of one kind. None: in the clear."""
+    """Return the TLS settings of the first address; all are of one kind. None: plain text."""
     trust = next((address.tls for address in addresses if isinstance(address, SocketAddress)), None)
     if trust is None:
         return None

@@ -36,7 +36,7 @@ _HTTP2 = "gateway.envoyproxy.io/h2c"
 
 
 class Placement(Struct, frozen=True, kw_only=True):
-    """Where in the cluster."""
+    """Names and namespaces in the Kubernetes cluster."""
 
     namespace: str
     """Of the resources, and of the Gateway."""
@@ -49,7 +49,7 @@ class Placement(Struct, frozen=True, kw_only=True):
 
     @property
     def listener_path(self) -> str:
-        """How Envoy Gateway names the listener and its routes."""
+        """Return Envoy Gateway's name of the listener and its routes."""
         return f"{self.namespace}/{self.gateway}/{self.listener}"
 
 
@@ -95,7 +95,7 @@ def _check(topology: Topology) -> None:
 
 
 class _Way(Struct, frozen=True):
-    """Where a request can be sent: to a pool, or to one with another that takes over."""
+    """A destination of requests: a pool, or a pool with its fallback pool."""
 
     pool: Pool
     fallback: Pool | None = None

@@ -37,7 +37,7 @@ _LABELS = {"app.kubernetes.io/name": "din-extproc"}
 
 
 class Mesh(Struct, frozen=True, kw_only=True):
-    """Where in the mesh."""
+    """Names, namespaces and port in the mesh."""
 
     mode: Literal["gateway", "sidecar"]
     host: str
@@ -49,7 +49,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
     selector: tuple[tuple[str, str], ...] = (("istio", "ingressgateway"),)
     """Labels of the proxies that are patched."""
     port: int = 80
-    """Where those proxies listen for the host."""
+    """The port on which those proxies listen for the host."""
 
 
 def build_istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ def _host(service: SocketAddress) -> str:
 
 
 def _mesh_cluster(service: SocketAddress) -> str:
-    """How Istio names the cluster of a port of a service."""
+    """Return Istio's name of the cluster of a service's port."""
     return f"outbound|{service.port}||{_host(service)}"
 
 

@@ -75,7 +75,7 @@ def keys_for_cluster(issuer: JwtIssuer) -> InlineJwks | RemoteJwks:
 
 
 def jwks_clusters(topology: Topology) -> Iterator[Cluster]:
-    """Where keys are fetched, over verified TLS. They are static, also where pools come by discovery: a listener starts with its keys."""
+    """Yield the clusters from which keys are fetched, over verified TLS. They are static even with xDS: a listener starts with its keys."""
     for index, issuer in enumerate(topology.identity.jwt):
         if isinstance(issuer.jwks, RemoteJwks):
             jwks = issuer.jwks

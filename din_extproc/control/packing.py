@@ -57,7 +57,7 @@ def make_ads_source(*, initial_fetch_timeout_ms: int = 0) -> ConfigSource:
 
 
 def make_address(address: Address) -> EnvoyAddress:
-    """Where to listen or to connect."""
+    """Return an address to listen on or to connect to."""
     if isinstance(address, UnixSocket):
         return EnvoyAddress(pipe=Pipe(path=address.path))
     return EnvoyAddress(socket_address=EnvoySocketAddress(address=address.host, port_value=address.port))

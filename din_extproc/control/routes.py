@@ -40,9 +40,9 @@ CLUSTER_HEADER = "x-din-cluster"
 ROUTE_CONFIGURATION = "din"
 UNDECIDED = "undecided"
 SECRETS = ["authorization", "x-api-key", "api-key", "proxy-authorization", "cookie"]
-"""Where a tenant's key or session can stand: a node has no use for it."""
+"""Headers that can hold a tenant's key or session: they are not sent to nodes."""
 USERS = [f"x-openwebui-{name}" for name in ("user-name", "user-id", "user-email", "user-role")]
-"""Who the person behind a request is, by the word of chat UIs: a node has no use for it either."""
+"""Headers in which chat UIs name the user: they are not sent to nodes either."""
 WHOLE_HEADER = "x-din-whole"
 """Set for an answer that is complete when it begins: its node is silent for as long as it works."""
 INSIDE = [CLUSTER_HEADER, WHOLE_HEADER, "accept-encoding", "x-envoy-external-address"]
@@ -64,7 +64,7 @@ ALLOWED = ["authorization", "content-type", "x-api-key", "traceparent", "tracest
 METHODS = "GET,HEAD,POST"
 _MAX_AGE_S = "600"
 _OTHER_NODE_DRAWS = 32
-"""How often another node is drawn before the one that failed is taken again: with few nodes the same one comes often."""
+"""Draws of another node before the failed one is accepted again: with few nodes the same one is drawn often."""
 
 
 def build_route_configuration(topology: Topology) -> RouteConfiguration:
@@ -125,7 +125,7 @@ def _chosen_pool(topology: Topology) -> Route:
 
 
 def _chosen_pair(topology: Topology) -> Route:
-    """Where a request may move to another pool: it names a node of that one behind all those that are tried before."""
+    """Return the route of requests that may move to another pool: they name a node of that pool after all nodes that are tried before."""
     route = _chosen_pool(topology)
     route.name = "moving"
     route.match = RouteMatch(prefix="/", headers=[HeaderMatcher(name=CLUSTER_HEADER, string_match=StringMatcher(contains=POOL_SEPARATOR))])

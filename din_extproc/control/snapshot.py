@@ -147,7 +147,7 @@ def _make_parts(before: _Assigned, pool: str, nodes: tuple[Node, ...]) -> list[b
 
 
 def _are_alike(before: Iterable[Node], after: Iterable[Node]) -> int:
-    """How many nodes the two begin with in common."""
+    """Return the length of the common prefix of two lists of nodes."""
     return sum(1 for _ in takewhile(bool, map(is_, before, after)))
 
 

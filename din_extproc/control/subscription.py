@@ -19,7 +19,7 @@ _MOST_NAMES = 10_000
 
 
 class SubscriptionPhase(Enum):
-    """Whether a response is outstanding."""
+    """The state of a subscription: whether a response is outstanding."""
 
     IDLE = auto()
     OFFERED = auto()
@@ -163,7 +163,7 @@ class XdsSubscription:
             self._has.pop(name, None)
 
     def has_pending(self, snapshot: Snapshot, *, removals: bool) -> bool:
-        """Whether the client lacks something. `removals`: also whether it has something that is no more."""
+        """Return whether the client lacks a resource. `removals`: also whether it has one that was removed."""
         return self._owed or bool(self._find_changed(snapshot, removals=removals))
 
     def make_offer(self, snapshot: Snapshot, nonce: str, *, removals: bool) -> XdsOffer | None:

@@ -1,7 +1,7 @@
-"""Which Envoys the rendered configuration is for.
+"""The Envoy versions that the rendered configuration supports.
 
-Invariant: one rendering for all of them. What an older one would need otherwise is rendered for all (the response's trailers, without which
-1.37 and 1.38 end an exchange too early); what an older one lacks altogether is refused.
+Invariant: one rendering for all of them. Workarounds for older versions are rendered for all (the response's trailers, without which
+1.37 and 1.38 end an exchange too early); versions that lack a required feature are refused.
 """
 
 import re
@@ -11,7 +11,7 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?").fullmatch
 
 
 def describe_unsupported(version: str) -> str | None:
-    """Why this Envoy can't run what is rendered; None when it can.
+    """Return why this Envoy can't run the rendered configuration; None if it can.
 
     Args:
         version: `1.38` or `1.38.3`.

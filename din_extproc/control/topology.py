@@ -38,7 +38,7 @@ class ListenerTls(Struct, frozen=True, kw_only=True):
     cert: str
     key: str
     client_ca: str | None = None
-    """Who issues clients' certificates. None: they are not asked for one."""
+    """File with the CA of clients' certificates. None: clients are not asked for one."""
     requires_certificate: bool = False
     """A client without a certificate is refused."""
 
@@ -133,7 +133,7 @@ class Retry(Struct, frozen=True):
 
     @property
     def tries(self) -> int:
-        """How often nodes of the pool itself are asked, at most."""
+        """Return the largest number of attempts at nodes of the pool itself."""
         return self.attempts + 1
 
 
@@ -156,7 +156,7 @@ class Outlier(Struct, frozen=True):
 
 
 class SlowStart(Struct, frozen=True):
-    """How Envoy's own choice treats a node that is new, or well again."""
+    """Slow start of Envoy's own load balancing, for a node that is new or healthy again."""
 
     window_ms: int = 60_000
     """It has its full weight after so long."""
@@ -171,11 +171,11 @@ class SlowStart(Struct, frozen=True):
 
 
 class HealthCheck(Struct, frozen=True):
-    """How Envoy asks the nodes of a pool whether they live."""
+    """Envoy's health check of a pool's nodes."""
 
     path: str = "/health"
     engine_paths: dict[str, str] = field(default_factory=lambda: {"ollama": "/api/version", "triton": "/v2/health/ready"})
-    """Where an engine answers elsewhere than at `path`."""
+    """Health check paths of engines that do not use `path`."""
     interval_ms: int = 5_000
     timeout_ms: int = 2_000
     unhealthy_after: int = 3
@@ -229,7 +229,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call: exact, with `*` inside, or `*` alone. Empty: none."""
     fail_open_pool: str | None = None
-    """Where requests go, unmetered and marked, while no worker answers. None: they are refused."""
+    """The pool that gets requests, unmetered and marked, while no worker responds. None: they are refused."""
     access_log_flush_ms: int = 50
     fluentd_log: bool = True
     """Whether the access log goes by Fluentd's forward protocol; otherwise by gRPC."""
@@ -242,11 +242,11 @@ class Topology(Struct, frozen=True, kw_only=True):
     max_connections: int = 20_000
     """Of clients at once; further ones are not accepted."""
     identity: IdentityRules = NO_IDENTITIES
-    """Whose tokens Envoy verifies, and what it says of connections."""
+    """Issuers whose tokens Envoy verifies, and the connection attributes that it sends."""
     tls: ListenerTls | None = None
     """TLS of the listener. None: plain text."""
     health_path: str | None = None
-    """Where load balancers ask the listener whether it serves. None: it is a path like any other."""
+    """The path of the listener's health check for load balancers. None: there is none."""
 
     def __post_init__(self) -> None:
         if not self.ext_proc:

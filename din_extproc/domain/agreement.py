@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Agreement(StrEnum):
-    """How two answers to the same prompt compare."""
+    """The result of comparing two responses to the same prompt."""
 
     AGREE = "agree"
     """Every token is the same."""

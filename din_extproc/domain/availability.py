@@ -1,4 +1,4 @@
-"""How much of each model's capacity takes requests now: by the state of its nodes and by circuit breakers, of nodes and of pools."""
+"""The available share of each model's capacity: by the state of its nodes and by the circuit breakers of nodes and pools."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +10,7 @@ from din_extproc.domain.node import Pool
 
 
 class NodeShare(Struct, frozen=True):
-    """How much of its usual traffic one node takes now."""
+    """The share of its usual traffic that one node takes now."""
 
     node_id: str
     model: str

@@ -1,4 +1,4 @@
-"""How a budget stands: one row for operators, tenants and webhooks."""
+"""The status of a budget: one row for operators, tenants and webhooks."""
 
 from datetime import datetime
 
@@ -27,7 +27,7 @@ class BudgetStatus(Struct, frozen=True, kw_only=True):
     period: str
     starts: datetime
     ends: datetime
-    """When the next period begins."""
+    """The end of the period, when the next one begins."""
     hard: bool
     used: float
     """The larger share of its limits that is spent."""

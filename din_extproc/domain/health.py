@@ -27,7 +27,7 @@ class BreakerState(StrEnum):
 
 
 NO_CREDIT_REASON = "its account has no credit"
-"""Why the breaker of a remote API is open that answered 402."""
+"""Reason of an open breaker of a remote API that answered 402."""
 EXCLUDED = frozenset({BreakerState.OPEN, BreakerState.COOLING})
 """The states in which a breaker lets no request pass."""
 

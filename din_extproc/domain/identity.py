@@ -1,4 +1,4 @@
-"""Who may vouch for a client besides its API key."""
+"""Sources of a client's identity besides its API key: JWT issuers, client certificates, trusted gateways."""
 
 from ipaddress import IPv4Network, IPv6Network
 
@@ -13,12 +13,12 @@ JWT_PAYLOAD = "din"
 URI_SAN, DNS_SAN, SOURCE = "connection.uri_san_peer_certificate", "connection.dns_san_peer_certificate", "source.address"
 """Envoy's attributes of a connection: the first URI and the first DNS name of the client's certificate, and the client's address."""
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
-"""Where Debian and its kind have the authorities that they trust."""
+"""Path of the system's CA bundle on Debian and its derivatives."""
 FORWARDED_CERTIFICATE = "x-forwarded-client-cert"
 
 
 class RemoteJwks(Struct, frozen=True):
-    """Where Envoy fetches the public keys of an issuer, always over TLS."""
+    """The source of an issuer's public keys, which Envoy always fetches over TLS."""
 
     url: str
     host: str
@@ -36,7 +36,7 @@ class InlineJwks(Struct, frozen=True):
 
 
 class JwtIssuer(Struct, frozen=True):
-    """Who signs tokens, for whom, and which claims are read. A claim is the path to it."""
+    """An issuer of tokens, its audiences, and the claims that are read. A claim is given by its path."""
 
     issuer: str
     audiences: tuple[str, ...]

@@ -53,7 +53,7 @@ class Endpoint(Struct, frozen=True, gc=False, order=True):
 
 
 class CredentialSource(Struct, frozen=True, gc=False):
-    """Where the credential of a remote API is: the name of an environment variable, or a file."""
+    """The source of a remote API's credential: the name of an environment variable, or a file."""
 
     env: str | None = None
     file: str | None = None
@@ -178,7 +178,7 @@ ATTEMPT_POOL = "x-din-attempt-pool"
 ATTEMPT_PLAN = "x-din-attempt-plan"
 """Header that says how the attempts of a request are translated, where two pools take different requests."""
 EVERY_ATTEMPT = "every"
-"""How the plan begins when attempts at the first pool are translated, too."""
+"""Prefix of an attempt plan whose attempts at the first pool are translated, too."""
 DEGRADED = "x-bxagent-degraded"
 """Header on the answer of a pool that took over."""
 DROPPED = "x-din-dropped-parameters"
@@ -205,7 +205,7 @@ class DnsName(Struct, frozen=True, gc=False):
 
 
 class Discovery(Struct, frozen=True):
-    """Where a pool's further nodes are found."""
+    """The discovery source of a pool's further nodes."""
 
     dns: DnsName
     template: Node
@@ -265,11 +265,11 @@ class Pool(Struct, frozen=True):
 
     @property
     def is_remote(self) -> bool:
-        """Whether its nodes are remote APIs, as all of one pool are: what is sent there leaves the site."""
+        """Return whether its nodes are remote APIs, so that requests leave the site. All nodes of a pool are of one kind."""
         return bool(self.nodes) and self.nodes[0].remote is not None
 
     def serves(self, operation: str) -> bool:
-        """Whether the pool takes requests for this operation, or the one of this path."""
+        """Return whether the pool accepts requests for this operation, or for the operation of this path."""
         return self.operations is None or operation in self.operations
 
     def takes_same_bytes(self, other: "Pool") -> bool:

@@ -37,7 +37,7 @@ class Metering(StrEnum):
 
 
 class Ending(StrEnum):
-    """How a stream of an operation says that it is complete, and in which words its errors are. A whole answer ends with its body."""
+    """The end marker of an operation's streams, and the format of their errors. A buffered response ends with its body."""
 
     CHAT = "chat"
     """A `finish_reason` of every choice, or `[DONE]`; a type of `Operation.spec.ends` where there are such."""

@@ -32,7 +32,7 @@ class SpendingWindow(Struct, frozen=True, eq=False, gc=False):
 
     scope: str
     starts: tuple[int, int, int]
-    """When the period begins, the next one, and the one after that, in milliseconds since the epoch."""
+    """Starts of the period, the next one, and the one after that, in milliseconds since the epoch."""
     tokens: int = 0
     """The most tokens of a period; 0: not limited."""
     cost: int = 0

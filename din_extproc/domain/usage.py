@@ -266,7 +266,7 @@ class ExchangeRecord(Struct, frozen=True, gc=False):
 
     @property
     def identity_mismatch(self) -> str:
-        """How the node that the gateway named contradicts itself, "" when it agrees or states nothing."""
+        """Return the contradiction between the gateway's node and version and those that the node states; "": none."""
         if self.stated_node and self.stated_node != self.node_id:
             return f"the node at the address of {self.node_id} states that it is {self.stated_node}"
         if self.stated_version and self.version and self.stated_version != self.version:

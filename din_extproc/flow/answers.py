@@ -63,7 +63,7 @@ def make_trace_headers(path: str, trace_id: str) -> Headers:
 
 
 def is_anthropic_path(path: str) -> bool:
-    """Whether clients of this path speak Anthropic's dialect: of the Messages API and all that is under it, served or not."""
+    """Return whether the path belongs to Anthropic's API: the Messages API and every path below it, served or not."""
     return path.startswith(_MESSAGES) and path[len(_MESSAGES) : len(_MESSAGES) + 1] in _PATH_ENDS
 
 

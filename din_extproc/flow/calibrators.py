@@ -58,7 +58,7 @@ class TokenCalibrators:
         return {model: self.for_model(model).calibration for model in changed}
 
     def apply(self, calibrations: Mapping[str, Calibration]) -> None:
-        """Know what another process has learned."""
+        """Adopt the calibrations that another process has learned."""
         for model, calibration in calibrations.items():
             self._by_model[model] = replace(self.for_model(model), calibration=calibration)
 

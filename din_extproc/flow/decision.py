@@ -46,7 +46,7 @@ class ReservationLedger(Protocol):
 
 
 class ExpectedOutputs(Protocol):
-    """How long answers usually are."""
+    """Estimates of the usual length of responses."""
 
     def expected_tokens(self, tenant: str, model: str) -> int | None:
         """Tokens that one answer to this tenant usually stays under; None: not known."""
@@ -96,7 +96,7 @@ class PendingRequest:
     edits_body = True
     """False: the caller can't send another body on, so what would be masked is refused."""
     entry = ""
-    """How the request came, as its record says: "" by ext_proc, else `ext_authz`."""
+    """The Envoy filter that sent the request, as in its record: "" for ext_proc, else `ext_authz`."""
 
     def __init__(self) -> None:
         self.head = _NO_HEAD
@@ -170,7 +170,7 @@ class Permit(Struct, frozen=True, gc=False, kw_only=True):
     routed: Routed | None
     """None: no pool of the configuration serves the model."""
     target: PlacementTarget | None
-    """Where it would go if the choice were ours; None: nowhere."""
+    """The pool that the gateway itself would choose; None: none."""
     model: str
     """The physical model that it is charged for; the name that was asked for where no pool serves it."""
     claim: Claim

@@ -151,7 +151,7 @@ def _describe_fallback(granted: Decision, parsed: ParsedRequest) -> str | None:
 
 
 def _most_tries(most: int | None) -> Headers:
-    """How often Envoy may retry, where nodes of the same kind are few."""
+    """Return the header that limits Envoy's retries, if few nodes are of the same kind."""
     return () if most is None else (("x-envoy-max-retries", str(most - 1)),)
 
 

@@ -1,8 +1,8 @@
-"""Which requests are asked once more of two nodes that should agree, and what those are asked.
+"""Double checks: requests are sampled and sent again to two nodes that should agree.
 
-Rule: the client's request is never touched, delayed or billed for it; a check is a question of its own. A greedy or seeded request is asked
-again as it is, up to its own length; of any other the start of the greedy answer is compared. What can't be compared is not asked, and
-what it may cost is bounded.
+Rule: the client's request is never changed, delayed or billed for it; a check is a request of its own. A greedy or seeded request is
+repeated unchanged, up to its own length; for any other the start of the greedy response is compared. Requests that can't be compared are
+not sampled, and the tokens that checks use are bounded.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _CANDIDATES = b"5"
 
 
 class DoubleCheckPolicy(Struct, frozen=True):
-    """How much is checked by one worker."""
+    """Share and token limits of the checks of one worker."""
 
     share: float
     """Of comparable requests, 0 to 1."""

@@ -43,7 +43,7 @@ def translate_error(engine: str, response: ResponseHead, request: RequestHead, t
 
 
 def _is_read(response: ResponseHead) -> bool:
-    """Whether the body is waited for: what is too long is not, nor what may never end and is no JSON either."""
+    """Return whether the body is buffered: not if it is too long, nor if it has no length and is no JSON."""
     length = response.header("content-length")
     return int(length) <= READ_BYTES if length.isdigit() else "json" in response.header("content-type").lower()
 

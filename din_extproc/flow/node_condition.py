@@ -18,10 +18,10 @@ class NodeCondition(Struct, frozen=True):
     state: NodeState = NodeState.LOADING
     reason: str = "starting"
     slow: int = 0
-    """Looks in a row to which the engine did not answer in time."""
+    """Consecutive readings to which the engine did not respond in time."""
 
     def with_reading(self, problem: str, *, slow: bool) -> "NodeCondition":
-        """After a look at the engine. `problem`: why it takes no requests, "" when it does; `slow`: it did not answer in time."""
+        """Return the state after a reading. `problem`: why the engine takes no requests, or ""; `slow`: it did not respond in time."""
         if self.state is NodeState.DRAINING:
             return self
         if not problem:

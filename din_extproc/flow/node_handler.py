@@ -123,7 +123,7 @@ class NodeRequestHandler:
             self._factory.in_flight -= 1
 
     def _accept_request(self, head: RequestHead, body: bytes, *, traced: bool) -> int | Refusal:
-        """How many tokens the prompt holds."""
+        """Return the token count of the prompt, or a refusal."""
         factory = self._factory
         if not traced:
             return Refusal(RefusalCode.TRACE_MISSING, "A node runs nothing that has no x-din-trace-id.", param="x-din-trace-id")

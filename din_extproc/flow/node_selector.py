@@ -35,17 +35,17 @@ _LOOKED_AT = 8
 
 POOL_FULL, TOO_SLOW = "pool_full", "deadline"
 OVERFLOWS = frozenset({POOL_FULL, TOO_SLOW})
-"""Why the fallback takes a request that the pool could take, too."""
+"""Reasons for which the fallback gets a request that the pool could serve, too."""
 
 
 class RequestSize(Struct, frozen=True, gc=False):
-    """How long the longest prompt and the output of one answer are, in tokens: what a context has to hold."""
+    """The context length in tokens that a request needs: its longest prompt and the output of one response."""
 
     tokens: int
     min_tokens: int
-    """Where the estimate may be too high: the request is at least this long. Equal to `tokens` when it was counted."""
+    """Lower bound of the estimate. Equal to `tokens` when the prompt was counted exactly."""
     max_tokens: int
-    """Where the estimate may be too low, likewise."""
+    """Upper bound of the estimate, likewise."""
     prompt_tokens: int = 0
     """With `output_tokens`, what the answer's time depends on."""
     output_tokens: int = 0
@@ -72,25 +72,25 @@ class RequestSize(Struct, frozen=True, gc=False):
 
 
 class PlacementTarget(Struct, frozen=True, gc=False):
-    """Where a request can go."""
+    """A possible destination of a request: a pool and its nodes."""
 
     pool: Pool
     ranking: Ranking
     degraded: str = ""
-    """Why it is not the pool that the rule names first, "" when it is."""
+    """Reason why it is not the pool that the rule names first; "": it is."""
     in_flight_fallback: tuple[Pool, Ranking] | None = None
     """The pool that takes over in flight when this one's nodes fail."""
 
 
 class NodeSelection(Struct, frozen=True, gc=False):
-    """Where a request goes."""
+    """The destination of a request."""
 
     nodes: tuple[Node, ...]
     """The chosen one, then those for retries."""
     lease: NodeLease
     """The chosen one's until `free`."""
     timeout_ms: int | None = None
-    """How long the answer may take; None: as long as any."""
+    """Timeout of the response; None: the pool's."""
     retries_longer: bool = False
     """The chosen one's context may turn out too short: then the next one, whose context is longer, is to be tried."""
     fallback_nodes: tuple[Node, ...] = ()
@@ -228,7 +228,7 @@ class NodeSelector:
         return picked
 
     def _tries(self, target: PlacementTarget) -> int:
-        """How many nodes are named to Envoy."""
+        """Return the number of nodes that are named to Envoy."""
         return _TRIED_NODES if target.in_flight_fallback is None else self.in_flight.tries
 
     def release(self, lease: NodeLease) -> None:

@@ -1,4 +1,4 @@
-"""Which nodes every pool has at this moment.
+"""The current nodes of every pool.
 
 Invariant: a `PoolMembership` never changes; a change makes a new one.
 """
@@ -41,7 +41,7 @@ class PoolMembership:
                 self._nodes[pool] = (*own, *came.values())
 
     def contains_only(self, pool: str, configured: tuple[Node, ...], registered: Mapping[str, Node]) -> bool:
-        """Whether the pool has these very nodes."""
+        """Return whether the pool has exactly these nodes."""
         return self._configured.get(pool, _NO_NODES) is configured and self._registered.get(pool, _NONE) is registered
 
     @classmethod

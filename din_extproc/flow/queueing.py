@@ -13,17 +13,17 @@ class QueueFull(Struct, frozen=True, gc=False):
     """There is no place to wait."""
 
     vacancy_ms: int
-    """When one will be free at the latest, if no other request takes it."""
+    """Time in ms until a place in the queue is free at the latest, if no other request takes it."""
 
 
 class RequestQueue(Protocol):
     """Requests of one process that wait."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of waiting requests."""
 
     def must_queue(self, claim: Claim, priority: Priority) -> bool:
-        """Whether somebody waits whom a newcomer must not overtake."""
+        """Return whether the request must queue, because it may not overtake a waiting one."""
 
     async def wait(self, claim: Claim, priority: Priority, queueing: Queueing, deadline_ms: int) -> Granted | Denied | QueueFull:
         """Wait until the claim is granted or the maximum wait is over; then return what was short. May raise `LimitsUnavailable`."""

@@ -47,7 +47,7 @@ class DecisionObserver(Protocol):
 
 
 class AdmissionGate(Protocol):
-    """Where requests stand while none may be taken."""
+    """Gate at which requests wait while the worker accepts none."""
 
     def wait_until_open(self) -> Coroutine[Any, Any, Refusal | None]:
         """Wait until requests are taken again (an `async def`); a refusal when that takes too long."""
@@ -73,7 +73,7 @@ class WorkerContext(DecisionContext, kw_only=True):
     checks: CheckSampler | None = None
     """None: no exchange leaves spans."""
     sampler: Sampler | None = None
-    """Takes some requests to be asked once more of nodes that should agree; None: none."""
+    """Samples requests that are sent again to nodes that should agree; None: none are."""
     admissions: list[AdmissionRecord] | None = None
     """Requests that were sent on since this was last emptied; None: they are not recorded."""
     reports: UsageReports | None = None
@@ -82,7 +82,7 @@ class WorkerContext(DecisionContext, kw_only=True):
     """When this worker began, in seconds since the epoch: what the model list calls `created`."""
 
     def create_handler(self) -> "ExtProcHandler":
-        """A stream was opened: one HTTP exchange begins."""
+        """Return the handler of a new stream, which carries one HTTP exchange."""
         return ExtProcHandler(self)
 
     def reload(self, view: DecisionView, members: PoolMembership) -> None:
@@ -104,11 +104,11 @@ class _GrantedRequest(Struct, frozen=True, gc=False):
     translated: NodeRequest | None
     """The request to the node, if its answer is to be translated; without the body, which left with the verdict."""
     moved: NodeRequest | None = None
-    """Likewise for a node of the pool that takes over in flight."""
+    """Likewise for a node of the fallback pool."""
 
 
 class ExchangeHandler(PendingRequest, ABC):
-    """One HTTP exchange, from its first byte to its last: what ext_proc and ext_authz have in common."""
+    """One HTTP exchange, from its first byte to its last: the common part of ext_proc and ext_authz."""
 
     __slots__ = ("_context",)
 

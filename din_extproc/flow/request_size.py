@@ -1,6 +1,6 @@
-"""How long a request is by the measure of the model and the engine that it goes to.
+"""The size of a request in tokens of the model and the engine that it goes to.
 
-Rule: what was counted exactly is not estimated again.
+Rule: an exact count is never replaced by an estimate.
 """
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from din_extproc.southbound.engines import find_engine
 
 
 def compute_request_size(context: DecisionContext, request: PendingRequest, intent: Intent, routed: Routed, model: str) -> RequestSize:
-    """How long the request is, and how long at the very least."""
+    """Return the size of the request, with its lower and upper bound."""
     caps = find_engine(routed.pool.engine).caps_output
     size = RequestSize.of(intent, context.calibrators.for_model(model).calibration.band, caps_output=caps)
     if not routed.overflow or intent.timeout_ms is None:

@@ -1,8 +1,8 @@
-"""How long Envoy waits for one request: for the whole answer, and for its beginning before it asks another node.
+"""Envoy's timeouts of one request: for the whole response, and for its first byte before another node is tried.
 
-Rule: of several limits the shortest counts, and what a request has waited here is already subtracted from its client's deadline.
+Rule: of several limits the shortest applies, and the time that a request has waited here is already subtracted from its client's deadline.
 
-| limit                        | who says                                        | when it runs out                                   |
+| limit                        | set by                                          | when it expires                                    |
 |------------------------------|-------------------------------------------------|----------------------------------------------------|
 | beginning of the answer      | the pool, `timeouts.first_byte_s`               | another node is asked; the last one: 504           |
 | silence between two chunks   | `envoy.timeouts.node_idle_ms`, but not of a     | before the first byte as above; after it: reset    |
@@ -11,8 +11,8 @@ Rule: of several limits the shortest counts, and what a request has waited here 
 |                              | `timeouts.total_s`, or for a request of the     |                                                    |
 |                              | long tail `long_tail.timeout_s` in its place    |                                                    |
 
-An engine that sends the head of its stream before it has a token has begun by that; from then on the silence counts. Only what is
-bound to begin soon has the first limit: a whole generated answer begins when it is complete.
+An engine that sends the head of its stream before it has a token has begun by that; from then on the silence counts. Only responses that
+begin soon have the first limit: a generated response that is not streamed begins when it is complete.
 """
 
 from msgspec import Struct

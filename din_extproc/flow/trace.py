@@ -42,12 +42,12 @@ class TraceIds:
 
 
 def is_trace_id(text: str) -> bool:
-    """Whether a client's own trace id is passed on: 8 to 128 letters, digits and `_.:-`."""
+    """Return whether a client's trace id is accepted: 8 to 128 letters, digits and `_.:-`."""
     return _KEPT(text) is not None
 
 
 class SpanContext(Struct, frozen=True, gc=False):
-    """Where the spans of one exchange belong. Ids in lower-case hex, as W3C writes them."""
+    """The trace and parent of the spans of one exchange. Ids in lower-case hex, as in W3C Trace Context."""
 
     trace_id: str
     span_id: str
@@ -79,12 +79,12 @@ class Sampler:
         self._below = share * (1 << 32)
 
     def context(self, request_id: str, trace_id: str, traceparent: str) -> SpanContext | None:
-        """Where the spans belong; None: there are none.
+        """Return the trace and parent of the spans; None: the exchange is not traced.
 
         Args:
             request_id: The exchange's own.
             trace_id: That of `x-din-trace-id`; the spans' as well, where it can be.
-            traceparent: The client's header, "" without one. What is not sound counts as not there.
+            traceparent: The client's header, "" without one. An invalid one is ignored.
         """
         span_id = request_id[-_SPAN_DIGITS:]
         given = _TRACEPARENT(traceparent) if traceparent else None

@@ -1,7 +1,7 @@
-"""Who gets less than everything: the nodes and pools whose breakers are not closed, as one worker keeps to them.
+"""The traffic shares of nodes and pools whose breakers are not closed, as one worker applies them.
 
-Rule: shares are counted, never drawn: a node at a twentieth gets every twentieth of the requests that would be its own. What is
-closed costs nothing; what is open is worked out when it changes, not per request.
+Rule: shares are counted, never drawn: a node at a twentieth gets every twentieth of the requests that would be its own. Closed breakers
+cost nothing; the set of open ones is computed when it changes, not per request.
 """
 
 from collections.abc import Mapping
@@ -117,7 +117,7 @@ class TrafficSplit:
         return self._throttles.get(pool)
 
     def find_divert_reason(self, pool: str, gate: PoolThrottle, now: float) -> str:
-        """Why a request should go elsewhere, "" when it is one of those that pass. Asked once per request: it counts."""
+        """Return why the request must go to another pool; "": it passes. Call it once per request: it counts."""
         number = self._pool_request_numbers[pool] = self._pool_request_numbers[pool] + 1
         if gate.trial_sampler is not None and not gate.trial_sampler.take_credit(number, 1, now):
             return "half_open"
@@ -127,7 +127,7 @@ class TrafficSplit:
 
     @property
     def any_partial(self) -> bool:
-        """Whether any node gets a part of its requests."""
+        """Return whether any node gets only a part of its requests."""
         return bool(self._partial)
 
     def count_request(self, pool: str) -> int:
@@ -150,7 +150,7 @@ class TrafficSplit:
         return None
 
     def are_all_partial(self, nodes: tuple[Node, ...]) -> bool:
-        """Whether none of them gets everything."""
+        """Return whether each of the nodes gets only a part of its requests."""
         return all(node.id in self._partial for node in nodes)
 
     def select_largest_share(self, nodes: tuple[Node, ...], now: float) -> Node:
@@ -169,7 +169,7 @@ class TrafficSplit:
         return tuple(sorted((node for node in nodes if self._rank(node.id) <= 1), key=lambda node: self._rank(node.id)))[:count]
 
     def get_snapshot(self, node_id: str) -> BreakerSnapshot | None:
-        """How a node stands; None: closed."""
+        """Return the snapshot of a node's breaker; None: it is closed."""
         return self._open.get(node_id) or self._partial.get(node_id)
 
     def _rank(self, node_id: str) -> int:

@@ -23,7 +23,7 @@ _UNREADABLE = Refusal(RefusalCode.UPSTREAM_ERROR, "The node's answer could not b
 
 
 class Translation(Struct, frozen=True):
-    """How the answer to one request becomes one of the client's API."""
+    """The translation of the response to one request to the client's API."""
 
     dialect: Dialect
     context: AnswerContext

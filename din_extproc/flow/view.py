@@ -75,7 +75,7 @@ class DecisionView(Struct, frozen=True):
     operations: Mapping[str, Operation] = BUILT_IN
     """Every operation that is served, by path."""
     health_paths: frozenset[str] = frozenset()
-    """Where load balancers ask whether the gateway serves: answered without a key, and counted nowhere."""
+    """Paths of load balancers' health checks: answered without a key, and not counted."""
     session_header: str = ""
     """The request header that names a session, in lower case; "": none does."""
     identities: Identities | None = None

@@ -121,7 +121,7 @@ class CircuitBreaker:
 
     @property
     def trips(self) -> int:
-        """How often it opened without being closed for a whole open time in between."""
+        """Return how many times it opened without being closed for a whole open time in between."""
         return self._trips
 
     def on_event(self, event: BreakerEvent, *, scarce: bool = False) -> bool:

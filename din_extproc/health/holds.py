@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from din_extproc.domain.health import BreakerSnapshot, BreakerState, HoldKind, NodeHold
 
 _REMEMBERED_S = 86_400.0
-"""How long an order that was taken back is remembered, so that a replica that missed it does not bring the old one back."""
+"""Time that a revoked order is remembered, so that a replica that missed the revocation does not restore the order."""
 
 
 class NodeHolds:

@@ -48,13 +48,13 @@ class TimedAnswer(Struct, frozen=True, omit_defaults=True):
     tokens: int = 0
     """As the engine counted, else as many as came."""
     executed_ms: float | None = None
-    """How long the engine says it worked, prompt and output; None: it does not say."""
+    """Execution time that the engine reports, prompt and output; None: it reports none."""
     created: tuple[tuple[float, float], ...] = ()
     """Each second of the engine's own clock that it wrote, with the moment its first event arrived."""
     node: NodeTimes | None = None
     """None: the node has no Envoy of its own in front."""
     trouble: str = ""
-    """Why it is no good answer: a code where there is one."""
+    """Reason why it is not a successful response: an error code where there is one."""
 
     @property
     def per_token_ms(self) -> float | None:

@@ -1,6 +1,6 @@
-"""Who answered, in which version, and how long it took: what the headers of every good answer say.
+"""Provenance headers of every successful response: node, model version and execution time.
 
-Rule: an answer that lacks one of them is no answer of the network; the reader reports which is missing.
+Rule: a response without one of them was not sent by the network; the reader reports which header is missing.
 """
 
 from collections.abc import Mapping

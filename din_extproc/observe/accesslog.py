@@ -70,7 +70,7 @@ class LogEntry(Struct, gc=False):
     sent_ms: float | None
     """The first byte toward the node."""
     answered: bool
-    """Whether a byte of the node's answer came."""
+    """Whether a byte of the node's response was received."""
     node_ended_ms: float | None
     attempts: int
     body_bytes: int

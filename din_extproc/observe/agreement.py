@@ -43,7 +43,7 @@ def read_tokenized_answer(body: bytes) -> TokenizedAnswer | None:
 
 
 def compare_answers(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bool = False) -> tuple[Agreement, int]:
-    """How they compare, and the first token that differs.
+    """Compare two responses; return the result and the index of the first token that differs.
 
     `sampled`: the answers are drawn with a seed, so that rounding may swap any two of a token's candidates, not only the likeliest.
     """
@@ -61,7 +61,7 @@ def compare_answers(one: TokenizedAnswer, other: TokenizedAnswer, *, sampled: bo
 
 
 def _is_near(chances: dict[str, float], token: str, sampled: bool) -> bool:  # noqa: FBT001 - it is `compare`'s
-    """Whether the token was almost chosen there."""
+    """Return whether the token was almost chosen at this place."""
     return token in chances and (sampled or max(chances.values()) - chances[token] <= NEAR)
 
 

@@ -20,7 +20,7 @@ class BreakerView(Struct, frozen=True, omit_defaults=True):
     """Share of its requests that it gets, 0 to 1."""
     reason: str = ""
     probe: str = ""
-    """Why the last probe failed."""
+    """Reason why the last probe failed."""
     ttft_ms: int | None = None
     """Of the last probe."""
 
@@ -98,7 +98,7 @@ class DashboardData(Struct, frozen=True):
 
 
 class DashboardChange(Struct, frozen=True):
-    """How a board differs from the one before."""
+    """The difference between a dashboard and the previous one."""
 
     board: DashboardData
     """Without nodes."""

@@ -20,7 +20,7 @@ Labels = tuple[str, ...]
 
 
 class Distribution(Struct, gc=False):
-    """How values are spread. `counts`: one per bucket and one above all."""
+    """A histogram of values. `counts`: one per bucket, and one for values above the last bound."""
 
     counts: list[int]
     total: float = 0.0

@@ -1,6 +1,6 @@
-"""How much of a model's traffic goes to nodes of another dtype than the rest: their answers differ, so somebody should know.
+"""The share of a model's traffic on nodes of another dtype than the rest: their responses differ, so the operator is alerted.
 
-Rule: what was counted fades with a half-life of a minute; an alarm is raised and lifted once, not per request.
+Rule: counts decay with a half-life of a minute; an alarm is raised and cleared once, not per request.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
-"""How an exchange ended, and what it costs: two tables over what Envoy, the Lua filter and the admission left behind.
+"""Outcome and charge of an exchange: two tables over the reports of Envoy, the Lua filter and the admission.
 
-Rule: the first line that fits decides. Only what a node did counts against the node, and only what a client may have caused is charged.
+Rule: the first matching line decides. Only failures of a node count against the node, and only usage that a client can have caused is
+charged.
 
-How it ended (`Outcome`):
+Outcome (`Outcome`):
 
 | outcome              | when                                                                                              |
 |----------------------|---------------------------------------------------------------------------------------------------|
@@ -22,7 +23,7 @@ How it ended (`Outcome`):
 | `upstream_truncated` | an event stream that ended well-formed, without end mark and finish reason, and was read whole    |
 | `completed`          | everything else                                                                                   |
 
-What it costs (`Usage`):
+Charge (`Usage`):
 
 | case                                                             | charge                                                       |
 |------------------------------------------------------------------|--------------------------------------------------------------|
@@ -128,7 +129,7 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
     bad_usage: bool = False
     """The engine told numbers that count no tokens, or took back what it had told."""
     fault: str = ""
-    """Whose the in-band error is, when it is not the node's."""
+    """The origin of the in-band error, if it is not the node's."""
     media: bool = False
     """The prompt holds images, audio or files."""
     images: int = 0
@@ -145,7 +146,7 @@ class ExchangeEnding(Struct, frozen=True, gc=False):
 
 
 def classify_outcome(ending: ExchangeEnding) -> Outcome:
-    """How the exchange ended: the first table above."""
+    """Return the outcome of the exchange, by the first table above."""
     flags = ending.flags
     if ending.refusal:
         return Outcome.REFUSED
@@ -222,14 +223,14 @@ def _read_counts(ending: ExchangeEnding, counted: int) -> Usage | None:
 
 
 def _is_final(ending: ExchangeEnding) -> bool:
-    """Whether the usage that was told is the last one: of several choices one finishes first, and the stream can be cut after it."""
+    """Return whether the reported usage is the final one: with several choices, a stream can be cut after the first one finished."""
     if ending.done or ending.deltas is None:
         return True
     return ending.ended and not ending.flags & _CUT
 
 
 def _is_possible(ending: ExchangeEnding, reported: Usage) -> bool:
-    """Whether an engine can have used that much: a wrong count must not empty a tenant's bucket."""
+    """Return whether an engine can have used that much: a wrong count must not empty a tenant's bucket."""
     most_prompt, most_output = bound_usage(
         ending.prompt_estimate, ending.context, ending.output_asked, one_prompt=ending.one_prompt, media=ending.media
     )

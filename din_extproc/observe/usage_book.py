@@ -36,7 +36,7 @@ class UsageTotals(Struct, gc=False):
 
 
 class UsageKey(Struct, frozen=True, gc=False):
-    """Whose usage it is. `model` is the physical one, "" of what was refused before one was chosen."""
+    """The key of a usage counter. `model` is the physical model; "": refused before one was chosen."""
 
     day: str
     tenant: str

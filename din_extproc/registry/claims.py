@@ -61,7 +61,7 @@ class AllowedAddresses(Struct, frozen=True):
 
 
 def is_link_local(endpoint: Endpoint) -> bool:
-    """Whether the address is one that only this machine's neighbours have, such as a cloud's metadata service (169.254.169.254)."""
+    """Return whether the address is link-local, such as a cloud's metadata service (169.254.169.254)."""
     host = ip_address(endpoint.host)
     mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
     return (mapped or host).is_link_local

@@ -38,7 +38,7 @@ _MOST_AT_ONCE = 4096
 
 
 class AuditOptions(Struct, frozen=True, kw_only=True):
-    """How the log is kept."""
+    """Options of the audit log."""
 
     folder: Path
     replica: str
@@ -80,7 +80,7 @@ class AuditLog:
         self._lost = self._reported = 0
         """Events dropped since the last written `gap` record, and the number of them that the signed lines report."""
         self.failing = ""
-        """Why nothing can be written, "" when it can."""
+        """Reason why the log can't be written; "" if it can."""
         self.written = 0
         """Records since the start."""
         self.dropped = 0

@@ -26,7 +26,7 @@ class DnsAnswer(Struct, frozen=True):
     pause_s: float
     """Seconds until the next look: the lowest TTL, but at least the name's interval."""
     problem: str = ""
-    """Why part of the answer is older than this look; "": all is current."""
+    """Reason why part of the result is from an earlier look-up; "": all is current."""
 
 
 class _Records(Struct, frozen=True):

@@ -30,7 +30,7 @@ _POLL_S = 0.02
 _MOST_WAITING = 256
 """Events that wait for their turn before the client is read no further."""
 _GOAWAY_GRACE_S = 2.0
-"""How long a peer may take to close after our last word."""
+"""Time that a peer has to close the connection after the final GOAWAY, in seconds."""
 
 
 class H2Server:
@@ -142,7 +142,7 @@ def remove_stale_sockets(sockets: dict[str, tuple[int, int] | None]) -> None:
 
 
 def _get_socket_identity(path: str) -> tuple[int, int] | None:
-    """Which file is at the path."""
+    """Return device and inode of the file at the path; None: there is none."""
     try:
         found = Path(path).stat()
     except OSError:

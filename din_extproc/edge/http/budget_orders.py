@@ -23,12 +23,12 @@ class BudgetForm(Struct, frozen=True, forbid_unknown_fields=True):
     budget: str
     """The counter's name, as `GET /budgets` shows it."""
     tenant: str = ""
-    """Whose counter it is, where several tenants have one of this name."""
+    """The tenant of the counter, where several tenants have one of this name."""
     tokens: int = 0
     cost: int = 0
     """In 10**-9 of the currency."""
     reset: bool = False
-    """Whether what was spent is added, too."""
+    """Whether the amount spent is added to the limit, too."""
     reason: str = ""
 
 

@@ -30,7 +30,7 @@ class ScrapeTarget(Struct, frozen=True):
     engine: str
     url: str
     models_url: str = ""
-    """Where its list of models is, without the path; "": it is not read."""
+    """Base URL of its list of models; "": the list is not read."""
 
     @classmethod
     def of(cls, node: Node, pool: Pool) -> "ScrapeTarget":

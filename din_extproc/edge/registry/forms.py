@@ -187,7 +187,7 @@ class HealthForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_no_credit(self) -> bool:
-        """Whether the account was without credit when it was last asked."""
+        """Return whether the account had no credit at the last request."""
         return self.reason == NO_CREDIT_REASON and self.state in {BreakerState.OPEN, BreakerState.HALF_OPEN}
 
     @property

@@ -138,7 +138,7 @@ class AuditRecorder:
 
     @property
     def _drops(self) -> bool:
-        """Whether requests that can't be recorded are served all the same."""
+        """Return whether requests that can't be recorded are served nevertheless."""
         return self._on_full == "drop_with_alarm"
 
 

@@ -34,7 +34,7 @@ class ConfigReloader:
     def __init__(self, settings: Settings, use: Callable[[Settings], Awaitable[None]], source: CatalogSource) -> None:
         self.settings = settings
         self.problem = ""
-        """Why the current file is not in use, "" when it is."""
+        """Reason why the current file is not in use; "": it is."""
         self._use = use
         self._mark: _Mark = _mark(settings)
         self._source = source
@@ -111,7 +111,7 @@ class ConfigReloader:
         return load(Path(self.settings.file), os.environ, self._source)
 
     async def _check_catalogue(self) -> bool:
-        """Whether a check of the catalogue was due and found another one."""
+        """Check the catalogue if that is due, and return whether it has changed."""
         url, refresh_s = self.settings.catalog_url, self.settings.catalog_refresh_s
         now = SystemClock.monotonic()
         if url is None or refresh_s is None or now - self._fetched_at < refresh_s:

@@ -1,6 +1,6 @@
-"""Which of the configuration's nodes Envoy does not know: it was rendered from an older file, and sends them nothing.
+"""The nodes of the configuration that Envoy does not know: it was rendered from an older file, and sends them no requests.
 
-Rule: without xDS only Envoy itself can say what it was rendered with, so it is asked; one that does not answer proves nothing.
+Rule: without xDS only Envoy itself can report its rendered configuration, so its admin port is read; no response proves nothing.
 """
 
 import logging

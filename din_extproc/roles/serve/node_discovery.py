@@ -27,7 +27,7 @@ class DiscoveryStatus(Struct, frozen=True):
     nodes: int
     """Nodes of the last good answer."""
     problem: str
-    """Why the last look failed; "": it succeeded."""
+    """Reason why the last look-up failed; "": it succeeded."""
 
 
 class NodeDiscovery:

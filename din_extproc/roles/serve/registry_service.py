@@ -190,7 +190,7 @@ def _make_catalogue(settings: Settings) -> Catalogue:
 
 
 def _list_own_addresses(settings: Settings) -> Iterator[Endpoint]:
-    """Where the sidecar and its Envoy listen."""
+    """Yield the addresses on which the sidecar and its Envoy listen."""
     yield settings.envoy.listener
     yield settings.envoy.admin
     gateway = settings.gateway

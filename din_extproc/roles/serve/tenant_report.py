@@ -20,7 +20,7 @@ from din_extproc.roles.serve.usage import priced_sums
 from din_extproc.settings.settings import Settings
 
 _KEPT_S = 5.0
-"""How long a day's usage is kept, so that tenants that ask often cost Redis little."""
+"""Time that a day's usage is cached, so that frequent requests of tenants cost Redis little."""
 _COLUMNS = ("day", "key", "identity", "model")
 
 

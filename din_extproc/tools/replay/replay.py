@@ -50,7 +50,7 @@ class ReplayRefused(Exception):  # noqa: N818 - it says what the record is
 
 
 class OutcomeChange(Struct, frozen=True):
-    """Requests of one tenant that would fare otherwise, all in the same way."""
+    """Requests of one tenant whose outcome changes in the same way."""
 
     tenant: str
     before: str

@@ -73,7 +73,7 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     replicas: int = 1
     """Gateways that know of each other's requests through the counters and what nodes say."""
     beat_s: float = 3.0
-    """How often nodes say how they do; 0: never."""
+    """Interval of nodes' heartbeats; 0: they send none."""
     overhead_s: float = 0.0
     """The latency that network, Envoy and sidecar add to every answer."""
     start_ms: int = 0
@@ -84,9 +84,9 @@ class NodeIncident(StrEnum):
     """An incident of a node."""
 
     DOWN = "down"
-    """Its process is gone: connections are refused, what runs breaks off; it comes back empty."""
+    """Its process is gone: connections are refused, running requests break off; it restarts with an empty cache."""
     STALL = "stall"
-    """It stands still, and goes on where it was."""
+    """It pauses, and continues afterwards."""
     SLOW = "slow"
     """Everything takes `factor` times as long."""
     ERRORS = "errors"

@@ -51,7 +51,7 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     config: Path
     workload: Path | None = None
     given: Mapping[str, Any] = {}
-    """Values by path that stand before those of the workload file."""
+    """Values by path that override those of the workload file."""
     record: tuple[Path, ...] = ()
     """Folders with audit logs that requests are taken from."""
     speed: float = 1.0
