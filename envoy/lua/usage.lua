@@ -1,61 +1,61 @@
 --[[
-usage.lua: count what a node answers, inside Envoy, while the answer streams past.
+usage.lua: count the tokens of a node's response inside Envoy, while the response streams through.
 
-Rule: the client's bytes are the node's bytes, with four exceptions: the usage-only event that the client did not ask for
-is taken out, an in-band error gets the shape that clients of the dialect read, a stream that ends without end
-mark and before all its choices have finished is closed with an error event (`upstream_truncated`) of its dialect, because it would look
-complete (unless an event passed unread), and a web page that calls itself a good answer is a 502. An event is passed on when it is
-whole; a fault in here ends the counting, never the stream.
+Rule: the client's bytes are the node's bytes, with four exceptions: a usage-only event that the client did not request is
+removed; an in-band error is rewritten to the format of the client's API; a stream that ends without end marker and before
+all its choices have finished is closed with an error event (`upstream_truncated`), because it would look complete (unless an
+event passed unread); and a web page with a success status becomes a 502. An event is passed on when it is complete; an
+internal fault ends the counting, never the stream.
 
 IN    dynamic metadata, namespace `din`, set by ext_proc before the answer begins; without it, that of ext_authz
-        request_id     without it (or with `refusal`) nothing is looked at: the answer is not a node's
-        strip_usage    true: take the usage-only event (`choices: []` and usage) out of the stream
-        dialect        `messages` or `responses`: how the client expects errors; absent: as chat completions have them
+        request_id     without it (or with `refusal`) the response is ignored: it was not sent by a node
+        strip_usage    true: remove the usage-only event (`choices: []` and usage) from the stream
+        dialect        `messages` or `responses`: the client's error format; absent: that of chat completions
         ends           types of events that end a stream of this operation, besides those of the dialects
-        choices        how many choices the stream must finish when it has no end mark; absent: those that began
-        price          what a whole answer costs, so that its header `x-din-cost` says so: six numbers, see `cost_of`; absent: nothing is said
+        choices        number of choices that a stream without end marker must finish; absent: those that began
+        price          the prices for the header `x-din-cost` of a buffered response: six numbers, see `cost_of`; absent: no header
 OUT   dynamic metadata, namespace `din`; absent when not seen
         prompt_tokens, completion_tokens, cached_tokens   the last usage that the engine sent; cached are part of prompt
-        total_tokens   the sum, where the engine sent no more than that
-        audio_seconds  the length of the audio that was read, rounded up
-        bad_usage      true: a usage held a number that counts no tokens (negative, a fraction, a text, 1e12 or more), or was less than
-                       an earlier one of the same answer; then no usage of this answer is to be believed
+        total_tokens   the sum, if the engine sent only the sum
+        audio_seconds  the length of the audio input, rounded up
+        bad_usage      true: a usage had an invalid count (negative, a fraction, a text, 1e12 or more), or was less than an
+                       earlier one of the same response; then no usage of this response is valid
         deltas         events that carried a token in any channel; 0 or more for every event stream that was read
         delta_bytes    bytes of those tokens as JSON text
         first_token_us microseconds since the epoch when the first of them passed
-        last_token_us  likewise the last one, of an answer that has come to its end
+        last_token_us  likewise the last one, of a complete response
         finish_reason  the last one that was neither null nor empty
-        open_choices   choices that have not finished while another has
-        done           true: `[DONE]` (or the dialect's own end) passed, or a JSON body ended
+        open_choices   number of unfinished choices, once another one has finished
+        done           true: `[DONE]` (or the dialect's own end marker) passed, or a JSON body ended
         error          code or type of an in-band error, never its text
-        fault          whose an in-band error is, when it is not the node's: `request` (every node would refuse it), `busy` (the node asks for time)
+        fault          cause of an in-band error, unless it is the node: `request` (every node would refuse it), `busy` (back-pressure)
         bad_events     events that are not JSON although they should be, or longer than MAX_EVENT
-        unread         true: an event was longer than MAX_EVENT, so the end mark may have passed unseen
-        encoded        true: compressed, so nothing was read
+        unread         true: an event was longer than MAX_EVENT, so the end marker may have passed unseen
+        encoded        true: the response is compressed, so nothing was read
 
-A client that leaves and a node that dies end this coroutine without a word, so the counters must already be in the metadata:
+A client disconnect or a node failure ends this coroutine without a callback, so the counters must already be in the metadata:
 they are written with every chunk that changed them, which costs half a microsecond.
 
-Reading costs little because the events of one stream differ only in their token: an event that was taken apart once leaves
-its text before and after the token as a template, and an event that fits it needs no second look.
+Reading is cheap because the events of one stream differ only in their token: a parsed event leaves its text before and after
+the token as a template, and an event that fits the template is not parsed.
 
-Nodes echo what clients wrote (`tools`, `metadata` of the Responses API), so a member means something only where the protocols
-have it, see ROOT: a `usage`, `error` or `finish_reason` deeper in an echo is text of the client's. Of a JSON body only members
-of the body itself are read. Depth is followed by plain finds, which cost next to nothing where there is no structure, over
-chunks and in no memory but a few numbers; of a body with more than MAX_STRUCTURE of it the rest is not read.
+Nodes echo parts of requests (`tools`, `metadata` of the Responses API), so a member is read only where the protocols define
+it, see ROOT: a `usage`, `error` or `finish_reason` deeper in an echo is text from the client. Of a JSON body only its top-level
+members are read. The nesting depth is tracked with plain finds, across chunks and in constant memory; after MAX_STRUCTURE
+strings, braces and brackets the rest of a body is not read.
 --]]
 
 local byte, find, gmatch, gsub, match, sub = string.byte, string.find, string.gmatch, string.gsub, string.match, string.sub
 
 local NAMESPACE = "din"
-local PERMITS = "envoy.filters.http.ext_authz" -- where Envoy keeps what it was told when it only asked whether a request may pass
-local MAX_EVENT = 1048576 -- bytes of one event that are held back at most
+local PERMITS = "envoy.filters.http.ext_authz" -- namespace of the metadata that ext_authz returns
+local MAX_EVENT = 1048576 -- bytes of one event that are buffered at most
 local MAX_USAGE = 16384 -- bytes of a usage object in a JSON body
-local MAX_TOKENS = 1e12 -- as many are no number of tokens
-local MAX_CHOICES = 4096 -- choices of one stream that are told apart
-local MAX_STRUCTURE = 1000000 -- strings, braces and brackets of a JSON body that are followed
-local UNSEEN = 64 -- output tokens that may pass without a byte
-local HEAD = 1024 -- bytes of a JSON body in which an error is looked for
+local MAX_TOKENS = 1e12 -- counts from here on are invalid
+local MAX_CHOICES = 4096 -- choices of one stream that are tracked
+local MAX_STRUCTURE = 1000000 -- strings, braces and brackets of a JSON body that are read
+local UNSEEN = 64 -- output tokens without text that are accepted
+local HEAD = 1024 -- bytes of a JSON body that are searched for an error
 local CR, LF, SPACE, QUOTE, COLON, BRACKET, BACKSLASH, BRACE = 13, 10, 32, 34, 58, 91, 92, 123
 local WHITE = { [9] = true, [10] = true, [13] = true, [32] = true } -- between the parts of a JSON text
 
@@ -63,7 +63,7 @@ local FAILED = '"The node failed."'
 local CUT_OFF = '"The node ended the stream before the answer was complete."'
 local ERROR = '{"message":%s,"type":"%s","param":null,"code":"%s"}'
 
--- How each dialect writes an error event, by its message as JSON, its code, and the events before it.
+-- Functions that return an error event of each dialect, from its message as JSON, its code, the stream's state and the type of error.
 local ERRORS = {
   chat = function(message, code, _, kind)
     return 'data: {"error":' .. string.format(ERROR, message, kind == "invalid_request_error" and kind or "server_error", code) .. "}\n\n"
@@ -71,7 +71,7 @@ local ERRORS = {
   messages = function(message, _, _, kind)
     return string.format('event: error\ndata: {"type":"error","error":{"type":"%s","message":%s}}\n\n', kind, message)
   end,
-  -- Readers of the flat event and of an `error` object each find theirs; agents that know neither wait for `response.failed`.
+  -- Some clients read the flat event, some the `error` object, some agents only `response.failed`.
   responses = function(message, code, state, kind)
     local sequence, id = (tonumber(state.sequence) or 0) + 1, state.response_id or ""
     return string.format('event: error\ndata: {"type":"error","code":"%s","message":%s,"param":null,"sequence_number":%d,"error":', code, message, sequence)
@@ -80,13 +80,13 @@ local ERRORS = {
       .. string.format('"object":"response","status":"failed","output":[],"error":{"code":"%s","message":%s}}}\n\n', code, message)
   end,
 }
--- Types of Anthropic's errors, which need no other name.
+-- Types of Anthropic's errors, which are kept.
 local ANTHROPIC = {
   invalid_request_error = true, authentication_error = true, permission_error = true, not_found_error = true,
   request_too_large = true, rate_limit_error = true, overloaded_error = true, timeout_error = true,
 }
 
--- How engines and gateways name and word a request that no node can serve, in lower case.
+-- Phrases and codes of errors for requests that no node can serve, in lower case.
 local TOO_LONG = {
   "context length", "context_length", "context window", "contextwindow", "context size", "context_size", "maximum context",
   "maximum model length", "max_model_len", "maximum input length", "max_num_tokens", "max_new_tokens` must be", "must have less than",
@@ -97,9 +97,9 @@ local REFUSED = {
   "unprocessable", "unsupported_", "content_policy", "content_filter", "request_too_large", "string_above_max_length",
 }
 local BUSY = { "overloaded", "rate_limit", "queue is full", "server busy", "upstream_busy" }
--- 4xx that are no fault of the request: the gateway chose the model's name and the credentials.
+-- 4xx that are not caused by the request: the gateway chose the model's name and the credentials.
 local NODES = { ["401"] = true, ["403"] = true, ["404"] = true, ["405"] = true, ["407"] = true, ["408"] = true, ["424"] = true }
-local FAULT_BYTES = 4096 -- of an error in which its kind is looked for
+local FAULT_BYTES = 4096 -- of an error that are searched for its cause
 
 local PAGE = '{"type":"urn:din-extproc:error:upstream_error","title":"The node answered with an error","status":502,'
   .. '"detail":%s,"instance":"%s","code":"upstream_error","trace_id":"%s",'
@@ -114,8 +114,9 @@ local CHANNELS = {
   delta = true, -- Responses
 }
 
--- Where members of an event mean something. Of each object: keys of strings that do, beside the channels where `speaks`; keys of
--- objects and arrays that do; what the objects under a key are, in arrays too; and what those under any other key are.
+-- The members of an event that are read. Of each object: `speaks`, keys of strings that are model output; `strings`, other keys of
+-- strings; `containers`, keys of objects and arrays; `into`, the schema of objects under a key, in arrays too; `others`, that under any
+-- other key.
 local NOTHING = {}
 local OUTPUT = { speaks = CHANNELS, strings = NOTHING, containers = { tool_calls = true }, into = NOTHING }
 OUTPUT.others = OUTPUT
@@ -126,13 +127,13 @@ local CHOICE = {
 local MESSAGE = { speaks = CHANNELS, strings = NOTHING, containers = { usage = true }, into = NOTHING, others = OUTPUT } -- Anthropic
 local RESPONSE = { speaks = NOTHING, strings = { error = true }, containers = { usage = true, error = true }, into = NOTHING }
 local ROOT = {
-  speaks = { delta = true }, -- of Responses: what its other events have in `text`, the deltas said before
+  speaks = { delta = true }, -- of Responses: `text` of its other events repeats the deltas
   strings = { type = true, error = true, object = true, code = true, message = true },
   containers = { usage = true, error = true, choices = true },
   into = { choices = CHOICE, message = MESSAGE, response = RESPONSE, delta = OUTPUT, content_block = OUTPUT },
 }
 
--- How dialects other than chat say that a stream is complete.
+-- End markers of streams of the dialects other than chat.
 local ENDINGS = { ["message_stop"] = true, ["response.completed"] = true, ["response.incomplete"] = true }
 
 local FACTS = {
@@ -140,7 +141,7 @@ local FACTS = {
   "last_token_us", "finish_reason", "open_choices", "done", "error", "fault", "bad_events", "unread", "encoded",
 }
 
--- Whether the answer has come to its end.
+-- Whether the response is complete.
 local function complete(state)
   return state.done or (state.finish_reason and (state.open_choices or 0) == 0)
 end
@@ -163,7 +164,7 @@ local function write(state)
   state.urgent = false
 end
 
--- Whether the text holds no byte that can't stand in a JSON string: control characters, or what is not UTF-8.
+-- Whether the text is valid inside a JSON string: no control characters, and UTF-8.
 local function clean(text)
   local odd = find(text, "[%z\1-\31\128-\255]")
   if not odd then
@@ -203,8 +204,8 @@ end
 local STRUCTURE = { '"', "{", "}", "[", "]" }
 local NONE = math.huge
 
--- The first quote, brace or bracket at or after `at`. `ahead` keeps where each comes next (0: not looked yet), so that the text is
--- not searched twice.
+-- The first quote, brace or bracket at or after `at`. `ahead` keeps the next position of each (0: not searched yet), so that the text
+-- is not searched twice.
 local function structural(text, at, ahead)
   local first = NONE
   for i = 1, 5 do
@@ -220,18 +221,18 @@ local function structural(text, at, ahead)
   return first
 end
 
--- The number of tokens that follows a key, which is given with its quotes. nil: none is there; false: one that counts no tokens.
+-- The number of tokens after a key, which is given with its quotes. nil: there is none; false: it is invalid.
 local function number(text, key)
   local at = find(text, key, 1, true)
-  local said = at and match(text, "^%s*:%s*([^%s,}%]]+)", at + #key)
-  if not said or said == "null" then
+  local literal = at and match(text, "^%s*:%s*([^%s,}%]]+)", at + #key)
+  if not literal or literal == "null" then
     return nil
   end
-  local value = tonumber(match(said, "^%-?%d[%d.eE+-]*$"))
+  local value = tonumber(match(literal, "^%-?%d[%d.eE+-]*$"))
   return value ~= nil and value >= 0 and value < MAX_TOKENS and value % 1 == 0 and value
 end
 
--- Keep what one usage object counts. A number never falls while one answer is written; of several, each may tell its own.
+-- Store the counts of one usage object. A count never decreases within one response, unless each of several choices has its own.
 local function keep_usage(state, prompt, completion, cached)
   local falls = completion and completion < (state.completion_tokens or 0) or prompt and prompt < (state.prompt_tokens or 0)
   if falls and prompt == 0 and (completion or 0) == 0 then
@@ -243,17 +244,17 @@ local function keep_usage(state, prompt, completion, cached)
   state.cached_tokens = cached or (state.cached_tokens and 0)
 end
 
--- Keep the length of the audio that was read, which is told in seconds.
-local function take_seconds(state, told)
-  local seconds = tonumber(told)
+-- Store the length of the audio input, which is given in seconds.
+local function take_seconds(state, text)
+  local seconds = tonumber(text)
   if seconds and seconds >= 0 and seconds < MAX_TOKENS then
     state.audio_seconds = math.ceil(seconds)
     return true
   end
 end
 
--- Take the numbers of one usage object. OpenAI's replace all that was known; Anthropic sends them in parts, and counts
--- cached prompt tokens beside the others. Returns whether there are any.
+-- Read the counts of one usage object. OpenAI's replace the earlier ones; Anthropic sends them in parts, and does not include
+-- cached tokens in its input tokens. Returns whether there are any.
 local function take_usage(state, object)
   local prompt, completion = number(object, '"prompt_tokens"'), number(object, '"completion_tokens"')
   local input, output = number(object, '"input_tokens"'), number(object, '"output_tokens"')
@@ -277,16 +278,16 @@ local function take_usage(state, object)
   return true
 end
 
--- Take what rerankers tell in `meta` instead of `usage`.
+-- Read the counts that rerankers send in `meta` instead of `usage`.
 local function take_meta(state, object)
   local tokens = match(object, '"tokens"%s*:%s*(%b{})') or match(object, '"billed_units"%s*:%s*(%b{})')
   return tokens and not state.prompt_tokens and take_usage(state, tokens)
 end
 
--- The code in an error body of the gateway's own, which the sidecar or Envoy has put in place of the node's.
+-- The code in the gateway's own error body, with which the sidecar or Envoy has replaced the node's.
 local OURS = '"type"%s*:%s*"urn:din%-extproc:error:([%w_]+)"'
 
--- A short name for an error whose object begins at `at`: never its text.
+-- The code or type of an error whose object begins at `at`: never its text.
 local function error_code(text, at)
   local code = match(text, '"code"%s*:%s*"([^"\\]+)"', at)
     or match(text, '"type"%s*:%s*"([^"\\]+)"', at)
@@ -304,8 +305,8 @@ local function has_any(text, needles)
   end
 end
 
--- Whose fault an error is that begins at `at`: "request", "busy" or nil, the node's; and whether the request is too long. Words decide
--- before codes, at any depth: gateways wrap what engines say.
+-- The cause of an error that begins at `at`: "request", "busy" or nil, the node; and whether the request is too long. Phrases take
+-- precedence over codes, at any depth: gateways wrap the errors of engines.
 local function fault_of(text, at)
   local lower = string.lower(sub(text, at, at + FAULT_BYTES))
   if has_any(lower, TOO_LONG) then
@@ -325,7 +326,7 @@ local function mask_path(before, path)
   return not find(path, "^/v%d+/") and before .. "(path)" or nil
 end
 
--- The text without what tells a client how the network and the machines behind the gateway look.
+-- The text without addresses and paths, which would reveal the network and the machines behind the gateway.
 local function mask(text)
   text = gsub(text, "\\/", "/")
   text = gsub(text, "https?://[^%s,'\"<>\\]+", "(address)")
@@ -341,7 +342,7 @@ local function count(state, size)
   state.delta_bytes = state.delta_bytes + size
 end
 
--- Whether the event is the template with another token; then it is counted.
+-- Count the event if it is the template with another token. Returns whether it is.
 local function fits(state, event)
   local before, after = state.before, state.after
   if not before then
@@ -362,7 +363,7 @@ local function fits(state, event)
   return true
 end
 
--- Note one token in a channel, its characters at `open` to `close - 1`.
+-- Record one token in a channel, its characters at `open` to `close - 1`.
 local function see_token(seen, text, open, close)
   if close > open then
     seen.channels, seen.size = seen.channels + 1, seen.size + close - open
@@ -371,7 +372,7 @@ local function see_token(seen, text, open, close)
   end
 end
 
--- Note one other member whose value is a string.
+-- Record one other member whose value is a string.
 local function see_string(seen, text, key, open, close)
   if close == open then
     return
@@ -392,7 +393,7 @@ local function see_string(seen, text, key, open, close)
   end
 end
 
--- Note one member whose value is an object or an array, which begins at `at`.
+-- Record one member whose value is an object or an array, which begins at `at`.
 local function see_container(seen, text, key, at)
   if key == "usage" then
     seen.usage = match(text, "^%b{}", at) or seen.usage
@@ -405,7 +406,7 @@ local function see_container(seen, text, key, at)
   end
 end
 
--- Note a member of an object that is known. Returns where to go on, and what an object is that begins there; nil: no JSON.
+-- Record a member of an object that has a schema. Returns the position after it, and the schema of an object there; nil: no JSON.
 local function see_member(seen, text, place, key, value)
   local lead = byte(text, value)
   if lead == QUOTE then
@@ -429,14 +430,14 @@ local function see_member(seen, text, place, key, value)
   return value, false
 end
 
--- Note that a choice begins here.
+-- Record that a choice begins here.
 local function see_choice(seen)
   seen.choice = { index = "0" }
   seen.choices = seen.choices or {}
   seen.choices[#seen.choices + 1] = seen.choice
 end
 
--- The value that follows a string which ends at `stop`, if that is a key.
+-- The position of the value after a string that ends at `stop`; nil: the string is no key.
 local function value_of(text, stop)
   local at = stop + 1
   while WHITE[byte(text, at)] do
@@ -451,11 +452,11 @@ local function value_of(text, stop)
   return at
 end
 
--- Walk over the structure of a JSON object and note the members that matter. nil: it is none.
+-- Walk over the structure of a JSON object and record the members that are read. nil: it is no JSON object.
 local function look(text, ends)
   local seen = { channels = 0, size = 0, ends = ends }
   local ahead, outer, depth = { 0, 0, 0, 0, 0 }, {}, 0
-  local place, inner = false, ROOT -- what the object or array is that we are in, and what one is that opens now; false: nothing known
+  local place, inner = false, ROOT -- schemas of the current object or array, and of one that opens here; false: none
   local at = structural(text, 1, ahead)
   while at < NONE do
     local lead = byte(text, at)
@@ -489,7 +490,7 @@ local function look(text, ends)
   return seen
 end
 
--- The event's data, its lines joined as the SSE grammar says; nil when it has none.
+-- The event's data, its lines joined by the SSE grammar; nil: it has none.
 local function data_of(event)
   local lines = {}
   for line in gmatch(gsub(event, "^\239\187\191", ""), "[^\r\n]+") do -- without the byte order mark that may open a stream
@@ -502,7 +503,7 @@ local function data_of(event)
   return lines[1] and table.concat(lines, "\n")
 end
 
--- Keep which choices have begun and which have finished.
+-- Track the choices that have begun and those that have finished.
 local function follow(state, choices)
   for i = 1, #choices do
     local choice = choices[i]
@@ -520,7 +521,7 @@ local function follow(state, choices)
   end
 end
 
--- Keep the counts of one event. `event` is its text when that is one line, to learn the template from.
+-- Add the counts of one event. `event` is its text if that is one line, from which the template is made.
 local function take(state, seen, event)
   if seen.finish or seen.ending then
     state.finish_reason, state.done = seen.finish or state.finish_reason, seen.ending or state.done
@@ -542,7 +543,7 @@ local function take(state, seen, event)
   return false
 end
 
--- Whether clients of the dialect read the error where it stands.
+-- Whether clients of the dialect can read the error in its current format.
 local function readable(state, seen, event)
   local kind = seen.type
   if state.dialect == "responses" then
@@ -561,7 +562,7 @@ local function error_message(text, at)
   return close and close > open + 1 and sub(text, open, close) or FAILED
 end
 
--- The sentence of an error, at whatever depth, that says that the request is too long, as JSON; nil: none does.
+-- The sentence of an error, at any depth, by which the request is too long, as JSON; nil: there is none.
 local function too_long_message(text)
   local bare = gsub(text, '\\+"', '"')
   for sentence in gmatch(bare, '"[%w_]*"%s*:%s*"([^"]*)"') do
@@ -571,7 +572,7 @@ local function too_long_message(text)
   end
 end
 
--- Note an error in the stream. Returns the event that stands in its place; nil: itself.
+-- Record an error in the stream. Returns the event that replaces it; nil: it stays.
 local function take_error(state, seen, text, event)
   local code = seen.error ~= 1 and error_code(text, seen.error) or seen.code or seen.type or "error"
   if seen.message then
@@ -597,11 +598,11 @@ local function take_error(state, seen, text, event)
   local kind = match(text, '"type"%s*:%s*"([%w_]+)"', seen.error)
   kind = fault == "request" and "invalid_request_error" or (ANTHROPIC[kind] and kind) or "api_error"
   code = too_long and code or (fault == "request" and "invalid_request") or "upstream_error"
-  local retold = ERRORS[state.dialect](mask(message), code, state, kind)
-  return sub(retold, 1, -3) -- the event's own blank line closes it
+  local rewritten = ERRORS[state.dialect](mask(message), code, state, kind)
+  return sub(rewritten, 1, -3) -- the event's own blank line closes it
 end
 
--- Read one event. Returns what stands in its place: nil for itself, "" for nothing, or other text.
+-- Read one event. Returns its replacement: nil: it stays; "": it is removed; or other text.
 local function read(state, event)
   if fits(state, event) then
     return nil
@@ -665,7 +666,7 @@ local function boundary(text, from, has_cr)
   end
 end
 
--- Read the next bytes of an event stream. Returns the bytes for the client: whole events, without what is taken out.
+-- Read the next bytes of an event stream. Returns the bytes for the client: complete events, without those that are removed.
 local function feed_events(state, bytes)
   local held = #state.carry
   local text = held > 0 and state.carry .. bytes or bytes
@@ -707,8 +708,8 @@ local function feed_events(state, bytes)
   return out and out .. passed or passed
 end
 
--- What is left when the stream ends is no event by the grammar, but engines forget the last blank line. Returns what the
--- client still has to get: the same, unless the answer is cut off.
+-- Read the rest at the end of a stream: no event by the grammar, but some engines omit the last blank line. Returns the last bytes for
+-- the client: the rest itself, or an error event if the stream was cut off.
 local function end_events(state)
   local rest, bad = state.carry, state.bad_events
   if rest ~= "" and not state.overlong then
@@ -721,15 +722,15 @@ local function end_events(state)
   return rest
 end
 
--- Members of a JSON body that tell tokens or seconds, and what takes them.
-local TELLING = {
+-- Members of a JSON body that hold tokens or seconds, and the functions that read them.
+local COUNTS = {
   { key = '"usage"', whole = '^"usage"%s*:%s*(%b{})', odd = { '^"usage"%s*[^%s:]', '^"usage"%s*:%s*[^%s{]' }, take = take_usage },
   { key = '"duration"', whole = '^"duration"%s*:%s*"?([%d.]+)"?%s*,', odd = { '^"duration"%s*[^%s:]', '^"duration"%s*:%s*[^%s%d."]' }, take = take_seconds },
   { key = '"meta"', whole = '^"meta"%s*:%s*(%b{})', odd = { '^"meta"%s*[^%s:]', '^"meta"%s*:%s*[^%s{]' }, take = take_meta },
 }
 
--- Whether the text may go on as such a member: so far nothing speaks against it.
-local function may_tell(text, at, member)
+-- Whether the text can be the beginning of such a member.
+local function may_become(text, at, member)
   local key, odd = member.key, member.odd
   if #text - at >= MAX_USAGE or sub(text, at, at + #key - 1) ~= sub(key, 1, #text - at + 1) then
     return false
@@ -737,7 +738,7 @@ local function may_tell(text, at, member)
   return not find(text, odd[1], at) and not find(text, odd[2], at)
 end
 
--- Note that the text ends inside a string, of which it holds what is at `from` and after it.
+-- Record that the text ends inside a string whose first character in it is at `from`.
 local function cut_string(state, text, from)
   local slashes = 0
   while #text - slashes >= from and byte(text, #text - slashes) == BACKSLASH do
@@ -746,17 +747,17 @@ local function cut_string(state, text, from)
   state.quoted, state.escaped = true, slashes % 2 == 1
 end
 
--- Pass over a string, or over what is a usage. Returns where to go on; nil: the text ends before it does.
+-- Skip a string, or read a member that holds counts. Returns the position after it; nil: the text ends before it does.
 local function pass_string(state, text, at, depth)
-  for i = 1, depth == 1 and #TELLING or 0 do
-    local member = TELLING[i]
+  for i = 1, depth == 1 and #COUNTS or 0 do
+    local member = COUNTS[i]
     local _, last, object = find(text, member.whole, at)
     if object then
       member.take(state, object)
       state.urgent = true
       return last + 1
     end
-    if may_tell(text, at, member) then
+    if may_become(text, at, member) then
       state.tail = sub(text, at)
       return nil
     end
@@ -772,7 +773,7 @@ local function pass_on(_, bytes)
   return bytes
 end
 
--- Read the next bytes of a JSON body: look for usage among its members, keep what may be its beginning.
+-- Read the next bytes of a JSON body: search its members for usage, and keep a possible beginning of one for the next chunk.
 local function feed_json(state, bytes)
   if #state.head < HEAD then
     state.head = state.head .. sub(bytes, 1, HEAD - #state.head)
@@ -845,7 +846,7 @@ local function open_state(handle, content_type, known)
   return state
 end
 
--- Look at the clock if tokens have come since there were so many deltas: once for all that came together.
+-- Record the time if there are more deltas than `before`: once for all that arrived together.
 local function note_time(state, before)
   if state.deltas ~= before then
     state.passed = state.handle:timestampString(EnvoyTimestampResolution.MICROSECOND)
@@ -853,7 +854,7 @@ local function note_time(state, before)
   end
 end
 
--- Read one chunk, and write what it changed. Returns the bytes for the client.
+-- Read one chunk, and write the metadata that it changed. Returns the bytes for the client.
 local function step(state, bytes)
   local before = state.deltas
   local out = state.feed(state, bytes)
@@ -864,7 +865,7 @@ local function step(state, bytes)
   return out
 end
 
--- Read what is left, and write all that was counted. Returns the last bytes for the client.
+-- Read the rest at the end of the response, and write the metadata. Returns the last bytes for the client.
 local function close(state)
   local before = state.deltas
   local rest = state.finish(state)
@@ -873,8 +874,8 @@ local function close(state)
   return rest
 end
 
--- Put the error body in a web page's place, while the page passes unread.
-local function instead_of_page(handle, headers, known)
+-- Replace a web page by the error body.
+local function replace_page(handle, headers, known)
   handle:streamInfo():dynamicMetadata():set(NAMESPACE, "error", "upstream_error")
   headers:replace(":status", "502")
   headers:replace("content-type", "application/json")
@@ -890,8 +891,9 @@ local function instead_of_page(handle, headers, known)
   end
 end
 
--- The cost of an answer as the accounts will have it, in the currency; nil: they will have an estimate, or another node has answered.
--- Price: per prompt token, cached prompt token and output token and once, in 10^-12 of the currency; the most tokens of prompt and output.
+-- The cost of a response in the currency, equal to that of accounting; nil: accounting will estimate it, or another node has answered.
+-- Price: per prompt token, cached prompt token and output token and once, in 10^-12 of the currency; the largest valid token counts of
+-- prompt and output.
 local function cost_of(state, price, size)
   local input, cached_input, output, once, most_prompt, most_output = match(price, "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$")
   local prompt, completion, cached = state.prompt_tokens, state.completion_tokens, state.cached_tokens or 0
@@ -907,11 +909,11 @@ local function cost_of(state, price, size)
   return string.format("%d.%s", math.floor(units / 1e9), decimals)
 end
 
--- Read an answer as a whole and put its cost in front of it.
-local function tell_cost(handle, state, price)
+-- Buffer a response and set its cost header.
+local function add_cost(handle, state, price)
   local body = handle:body()
   local size = body and body:length() or 0
-  local fine, fault = pcall(function()
+  local ok, fault = pcall(function()
     step(state, size > 0 and body:getBytes(0, size) or "")
     close(state)
     local cost = cost_of(state, price, size)
@@ -919,7 +921,7 @@ local function tell_cost(handle, state, price)
       handle:headers():replace("x-din-cost", cost)
     end
   end)
-  if not fine then
+  if not ok then
     handle:logErr("usage.lua stopped counting: " .. tostring(fault))
   end
 end
@@ -933,7 +935,7 @@ function envoy_on_response(handle)
   local headers = handle:headers()
   local content_type = string.lower(headers:get("content-type") or "")
   if find(content_type, "text/html", 1, true) and headers:get(":status") == "200" then
-    return instead_of_page(handle, headers, known)
+    return replace_page(handle, headers, known)
   end
   local encoding = headers:get("content-encoding")
   if encoding and encoding ~= "" and encoding ~= "identity" then
@@ -945,11 +947,11 @@ function envoy_on_response(handle)
     return
   end
   if state.feed == feed_events then
-    headers:remove("content-length") -- events may be taken out
+    headers:remove("content-length") -- events may be removed
   end
   state.good = headers:get(":status") == "200"
   if known.price and not known.moved_to and state.good and state.feed == feed_json then
-    return tell_cost(handle, state, known.price)
+    return add_cost(handle, state, known.price)
   end
   local last = nil
   for chunk in handle:bodyChunks() do
@@ -958,8 +960,8 @@ function envoy_on_response(handle)
     if size > 0 then
       local bytes = chunk:getBytes(0, size)
       local carry = state.carry
-      local fine, out = pcall(step, state, bytes)
-      if not fine then
+      local ok, out = pcall(step, state, bytes)
+      if not ok then
         handle:logErr("usage.lua stopped counting: " .. tostring(out))
         if carry ~= "" then
           chunk:setBytes(carry .. bytes)
@@ -971,8 +973,8 @@ function envoy_on_response(handle)
       end
     end
   end
-  local fine, rest = pcall(close, state)
-  if not fine then
+  local ok, rest = pcall(close, state)
+  if not ok then
     handle:logErr("usage.lua lost the last counts: " .. tostring(rest))
     rest = state.carry
   end

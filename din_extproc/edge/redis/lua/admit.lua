@@ -2,7 +2,7 @@
 --
 -- KEYS[1]              the request's record
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
--- KEYS[n+2 .. n+s+1]   the counters of what may be spent in a period, one string each
+-- KEYS[n+2 .. n+s+1]   the spending counters of periods, one string each
 -- KEYS[n+s+2 .. ]      the budgets' leases, one sorted set each
 -- ARGV[1]              n
 -- ARGV[2 .. 3n+1]      three per budget: rpm, tpm, max_streams (0: not limited)
@@ -13,24 +13,24 @@
 -- ARGV[3n+6]           tokens
 -- ARGV[3n+7]           lease in ms
 -- ARGV[3n+8]           cost; only where s > 0, like what follows
--- ARGV[3n+9]           five doubles per counter of a period: when it begins, when the next one does, when the one after that does (ms),
---                      and the most tokens and cost (0: not limited)
--- RETURNS {1, again, roomy, 0, 0, standing} granted (again 1: it was granted before, and this is that reply;
+-- ARGV[3n+9]           five doubles per counter of a period: its start, that of the next period and of the one after that (ms),
+--                      and the limits of tokens and cost (0: not limited)
+-- RETURNS {1, again, roomy, 0, 0, status} granted (again 1: it was granted before, and this is that reply;
 --         roomy 1: slots are plentiful, so their release can wait for the settlement),
---         or {0, budget, dimension, limit, retry after ms, standing} denied,
---         or {2, budget, dimension, limit, retry after ms, standing} granted; that budget, which is only counted, is exceeded.
+--         or {0, budget, dimension, limit, retry after ms, status} denied,
+--         or {2, budget, dimension, limit, retry after ms, status} granted; that budget, which is only counted, is exceeded.
 --         budget counts from 1, the counters of periods after the n others; dimension is 1 rpm, 2 tpm, 3 max_streams, 4 oversize,
 --         5 tokens of a period, 6 cost of a period;
---         standing is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
+--         status is limit, remaining and reset ms of requests, then of tokens, -1 where there is no limit.
 --
 -- Counters: used tokens (in 1/60000 token, so that one ms drains exactly tpm), the time of that value, the newest second that
 -- admitted a request, the number of requests in the ring, and the ring: 61 seconds, 3 bytes each. They store no limit: a changed
 -- limit applies to the counted usage at once. Usage is capped at the tokens of two windows, so it is drained when the key
 -- expires. A request counts until its whole second is 60 s old: never early, at most 1 s late.
 -- Leases: request ids, scored by expiry. Expired leases are removed when the limit is reached.
--- Counters of a period: the fields of `SpendingCounters`, one double each. What was reserved and never settled is forgotten in the
--- hour after the next. A denial notes in them that something was refused in this period, and writes nothing else.
--- Record: expires, tokens, state (1 settled + 2 released), standing, when it was admitted, its cost where s > 0, and the note.
+-- Counters of a period: the fields of `SpendingCounters`, one double each. A reservation that is never settled expires in the
+-- hour after the next. A denial sets the mark that a request was refused in this period, and writes nothing else.
+-- Record: expires, tokens, state (1 settled + 2 released), status, time of admission, its cost where s > 0, and the note.
 -- The same arithmetic in Python: admit/budget.py, admit/spending.py and admit/in_memory_ledger.py.
 
 local SLOTS, UNIT, KEEP = 61, 60000, 120000
@@ -62,7 +62,7 @@ local function slot(ring, second)
 end
 
 -- Advance the ring to `second`: counts outside the window become zero and leave the total.
-local function turn(ring, total, head, second)
+local function advance_ring(ring, total, head, second)
   if second - head >= SLOTS then return rep(SLOT, SLOTS), 0 end
   for old = head + 1 - SLOTS, second - SLOTS do total = total - slot(ring, old) end
   local first, last = (head + 1) % SLOTS, second % SLOTS
@@ -99,7 +99,7 @@ for i = 1, budgets do
     if ring == '' then
       ring, head = rep(SLOT, SLOTS), second
     elseif second > head then
-      ring, total = turn(ring, total, head, second)
+      ring, total = advance_ring(ring, total, head, second)
       if total == 0 then head = second end
     elseif head - second >= SLOTS then -- the clock was set back: discard earlier counts
       ring, head, total = rep(SLOT, SLOTS), second, 0
@@ -150,7 +150,7 @@ if spends > 0 then
         tokens_spent, cost_spent, held, held_cost, older, older_cost = read(PERIOD, value)
     end
     if now >= finish then start, finish = finish, last end
-    local whole = false -- written as a whole, not only what is held
+    local whole = false -- all fields are written, not only the held tokens and cost
     if from < start then
       whole, from, before, before_tokens, before_cost = true, start, from, tokens_spent, cost_spent
       more_tokens, more_cost, refused, slot, tokens_spent, cost_spent, held, held_cost, older, older_cost = 0, 0, 0, hour, 0, 0, 0, 0, 0, 0

@@ -2,22 +2,22 @@
 -- All of them have the same budgets.
 --
 -- KEYS[1 .. k]     the requests' records
--- then n           the counters of their budgets that limit tokens; where places come back, of those that limit requests too
+-- then n           the counters of their budgets that limit tokens; if requests are given back, also of those that limit requests
 -- then w           keys that exist while requests wait: of the tenant, and of shared limits if charged
--- then s           the counters of what may be spent in a period
+-- then s           the spending counters of periods
 -- then             the leases of their budgets that limit requests in flight
 -- ARGV[1]          the time in ms, for tests only; '' means Redis TIME
 -- ARGV[2]          the channel for wake-ups; the message is the name of the waiting key
 -- ARGV[3]          n, w and s, a byte each
--- ARGV[4]          a digit per counter: 1 a request's place in the window comes back, because no node was reached; '' none does
--- ARGV[5 .. n+4]   the tpm of these budgets, as it was reserved under; 0: tokens are not limited
+-- ARGV[4]          a digit per counter: 1 removes the request from the window, because no node was reached; '' none is removed
+-- ARGV[5 .. n+4]   the tpm of these budgets at the reservation; 0: tokens are not limited
 -- then per request its id, actual tokens and actual cost
 -- RETURNS the number of settled requests; the others are unknown, expired or already settled.
 --
 -- Formats: see admit.lua. A refund never lowers usage below zero; usage after an extra charge is capped at the tokens of two
--- windows, so it is drained before its key expires. A place comes back in the second that admitted the
--- request, so it is free no longer than it would have been taken. Records of before there was that time give no place back.
--- What was spent counts in the period in which the request was admitted.
+-- windows, so it is drained before its key expires. A request is removed from the second that admitted it. Records of older versions
+-- without the time of admission stay in the window.
+-- Spending counts in the period in which the request was admitted.
 
 local UNIT, KEEP, CLOSED, SLOTS, HOUR = 60000, 120000, 10000, 61, 3600000
 local read, pack, sub = struct.unpack, struct.pack, string.sub
@@ -28,11 +28,11 @@ if not now then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local counters, waits, spends = string.byte(ARGV[3], 1, 3)
-local places, told = ARGV[4], 4 + counters
-local records = (#ARGV - told) / 3
+local removals, fixed = ARGV[4], 4 + counters
+local records = (#ARGV - fixed) / 3
 local found = redis.call('MGET', unpack(KEYS, 1, records + counters + waits + spends))
 
--- Head, total and ring without one request of that second; the newest second that admitted one may be an older one then.
+-- Head, total and ring without one request of that second; the head can then become an older second.
 local function give_back(window, second)
   local head, total = read('>I4I4', window)
   if #window == 8 or second > head or head - second >= SLOTS then return window end
@@ -72,7 +72,7 @@ for i = 1, spends do
   end
 end
 
--- Add actual tokens and cost to what was spent, and take the reserved ones from what is held.
+-- Add actual tokens and cost to the spent ones, and subtract the reserved ones from the held ones.
 local function spend(period, admitted, tokens, paid, reserved, cost)
   if admitted >= period.start then
     local hour = math.floor(admitted / HOUR)
@@ -88,20 +88,20 @@ local function spend(period, admitted, tokens, paid, reserved, cost)
 end
 
 for r = 1, records do
-  local record, at = found[r], told + 3 * r - 2
+  local record, at = found[r], fixed + 3 * r - 2
   local expires, reserved, state = 0, 0, 0
   if record then expires, reserved, state = read('>ddB', record) end
   if expires > now and state % 2 == 0 and not ended[KEYS[r]] then
     local tokens = tonumber(ARGV[at + 1])
     local difference, second = (tokens - reserved) * UNIT, nil
-    if places ~= '' and string.byte(record, 66) < 128 then second = math.floor(read('>d', record, 66) / 1000) end
+    if removals ~= '' and string.byte(record, 66) < 128 then second = math.floor(read('>d', record, 66) / 1000) end
     for i = 1, counters do
       local tpm = tpms[i]
       if tpm > 0 and difference ~= 0 then
         used[i] = math.max(0, math.min(used[i], 2 * tpm * UNIT) - math.max(0, now - read_at[i]) * tpm)
         used[i], read_at[i] = math.max(0, math.min(used[i] + difference, 2 * tpm * UNIT)), now
       end
-      if second and sub(places, i, i) == '1' then tails[i] = give_back(tails[i], second) end
+      if second and sub(removals, i, i) == '1' then tails[i] = give_back(tails[i], second) end
       changed[i] = changed[i] or difference ~= 0 or second ~= nil
     end
     if spends > 0 then

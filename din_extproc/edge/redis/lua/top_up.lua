@@ -1,14 +1,14 @@
--- Top up: add to what may be spent in the current period of a budget.
+-- Top up: raise the spending limit of the current period of a budget.
 --
 -- KEYS[1]   the counter, see admit.lua
 -- ARGV[1]   the time in ms, for tests only; '' means Redis TIME
--- ARGV[2]   three doubles: when the period begins, when the next one does, when the one after that does (ms)
+-- ARGV[2]   three doubles: the start of the period, of the next one, and of the one after that (ms)
 -- ARGV[3]   tokens to add
 -- ARGV[4]   cost to add
--- ARGV[5]   1: add what was spent as well, so that the whole budget is left again; 0: do not
+-- ARGV[5]   1: add the spent amounts as well, so that the whole budget is available again; 0: do not
 -- RETURNS 1.
 --
--- What is spent never changes: it equals the audit log. An addition ends with its period.
+-- The spent amounts never change: they equal the audit log. An addition ends with its period.
 
 local PERIOD = '>dddddddddddddd'
 
