@@ -26,7 +26,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "din.name" .)) }}
 {{- end -}}
 
-{{/* din.yaml: what the values say, and what only the chart can know. */}}
+{{/* din.yaml: the values, and the settings that only the chart knows. */}}
 {{- define "din.config" -}}
 {{- $gateway := dict "admin" (dict "address" "0.0.0.0:9090") -}}
 {{- if eq .Values.mode "sidecar" -}}
@@ -62,7 +62,7 @@ readOnlyRootFilesystem: true
 capabilities: { drop: [ALL] }
 {{- end -}}
 
-{{/* What stands in every pod of the chart. */}}
+{{/* The part that every pod of the chart has. */}}
 {{- define "din.pod" -}}
 serviceAccountName: {{ include "din.serviceAccount" . }}
 automountServiceAccountToken: false
@@ -108,7 +108,7 @@ topologySpreadConstraints: {{ toYaml . | nindent 2 }}
   securityContext:
     {{- include "din.containerSecurity" . | nindent 4 }}
   {{- if eq .Values.mode "sidecar" }}
-  # Envoy stops taking connections and ends what it has; the sidecar stays until then.
+  # Envoy accepts no new connections and finishes its requests; the sidecar runs until then.
   lifecycle:
     preStop: { exec: { command: [din-extproc, drain, --config, /etc/din/din.yaml, --at-most-s, {{ .Values.drainSeconds | quote }}] } }
   {{- else }}
