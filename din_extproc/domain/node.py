@@ -203,13 +203,18 @@ class DnsName(Struct, frozen=True, gc=False):
     server: Endpoint | None = None
     """None: the system's resolvers."""
 
+    @property
+    def title(self) -> str:
+        """The name of the source for operators."""
+        return f"DNS name {self.name}"
+
 
 class Discovery(Struct, frozen=True):
     """The discovery source of a pool's further nodes."""
 
-    dns: DnsName
+    source: DnsName
     template: Node
-    """A node as each one found is, but for its id, its endpoint and its weight."""
+    """A node as each one found is, but for its id, its endpoint, its weight and what the source states."""
 
 
 class Pool(Struct, frozen=True):

@@ -119,7 +119,9 @@ _GATEWAY = (
     Panel("Measurements without room for their labels", "short", (("folded", rate(of.SERIES_FOLDED)),)),
     Panel("Sensitive data in prompts", "short", ((_each(of.SENSITIVE_KIND), rate(of.SENSITIVE, of.SENSITIVE_KIND)),)),
     Panel("Node table", "short", (("stale", total(of.TABLE_STALE)),)),
-    Panel("Discovery that fails", "short", ((_each(of.POOL), total(of.DISCOVERY_FAILING, of.POOL)),)),
+    Panel("Discovery that fails, and endpoints refused", "short", (
+        (_each(of.POOL), total(of.DISCOVERY_FAILING, of.POOL)), (f"refused {_each(of.POOL)}", total(of.DISCOVERY_REFUSED, of.POOL)),
+    )),
 )  # fmt: skip
 
 

@@ -239,6 +239,13 @@ DISCOVERY_FAILING = Instrument(
     "1: the last look for the pool's nodes failed; its last good answer is in use.",
     (POOL,),
 )
+DISCOVERY_REFUSED = Instrument(
+    "din.discovery.refused",
+    InstrumentKind.GAUGE,
+    "{node}",
+    "Endpoints that were found and can't be nodes: the log has the reasons.",
+    (POOL,),
+)
 NODES = Instrument("din.nodes", InstrumentKind.GAUGE, "{node}", "Nodes by state.", (STATE,))
 NODE_TRUST = Instrument("din.node.trust", InstrumentKind.GAUGE, "1", "Trust in the node, 0 to 1.", (NODE,))
 NODE_MISIDENTIFIED = Instrument(

@@ -3,7 +3,7 @@
 Rule: what is here was checked; no later code checks again whether a pool exists or a range holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -144,6 +144,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     def in_flight(self) -> InFlightFallback:
         """The same for who decides, with how often Envoy asks the first pool before."""
         return InFlightFallback(frozenset(self.may_move_in_flight), Retry(**self.envoy.retry.model_dump()).tries)
+
+    @property
+    def own_addresses(self) -> Iterator[Endpoint]:
+        """Yield the addresses on which the sidecar and its Envoy listen."""
+        yield self.envoy.listener
+        yield self.envoy.admin
+        registry = self.gateway.registry
+        sections = (self.gateway.xds, self.gateway.admin, self.gateway.ext_proc, self.gateway.access_log)
+        known = [None if section is None else section.address for section in sections]
+        if registry is not None:
+            known += [registry.address, registry.http_address]
+        yield from (address for address in known if address is not None)
 
     def make_xds_source(self, node_id: str) -> XdsSource | None:
         """The xDS source of an Envoy of this name. None: it uses none."""

@@ -4,7 +4,7 @@ Invariant: a question that fails keeps its last good answer; so does a name that
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import dns.asyncresolver
@@ -13,20 +13,20 @@ import dns.resolver
 from msgspec import Struct
 
 from din_extproc.domain.node import DnsName, Endpoint
+from din_extproc.edge.discovery.source import FoundEndpoint, SourceAnswer
 
 _TIMEOUT_S = 2.0
 _ADDRESS_TYPES = ("A", "AAAA")
 
 
-class DnsAnswer(Struct, frozen=True):
-    """The result of one query for a name."""
+_REMEDY = "check the name and the DNS server"
 
-    weights: dict[Endpoint, int]
-    """Weight by endpoint, in a stable order; 1 for each without SRV records."""
-    pause_s: float
+
+class DnsAnswer(SourceAnswer, frozen=True):
+    """The result of one query for a name. The weight of an endpoint without SRV records is 1."""
+
+    pause_s: float = 0.0
     """Seconds until the next look: the lowest TTL, but at least the name's interval."""
-    problem: str = ""
-    """Reason why part of the result is from an earlier look-up; "": all is current."""
 
 
 class _Records(Struct, frozen=True):
@@ -51,23 +51,31 @@ class DnsSource:
             self._resolver.port = name.server.port
         self._known: dict[tuple[str, str], _Records] = {}
         """The last good answer to each question."""
-        self._weights: dict[Endpoint, int] = {}
+        self._found: dict[Endpoint, FoundEndpoint] = {}
         self._problems: list[str] = []
         self._asked: set[tuple[str, str]] = set()
+
+    async def follow(self) -> AsyncGenerator[SourceAnswer, None]:
+        """Yield an answer per look, for ever."""
+        while True:
+            answer = await self.look()
+            yield answer
+            await asyncio.sleep(answer.pause_s)
 
     async def look(self) -> DnsAnswer:
         """Ask for the name once, for at most a few seconds. It never raises because of the server or its answer."""
         self._problems, self._asked = [], set()
-        weights = await (self._look_up_services() if not self._name.port else self._look_up_hosts([(self._name.name, self._name.port, 1)]))
-        if weights:
-            self._weights = weights
+        found = await (self._look_up_services() if not self._name.port else self._look_up_hosts([(self._name.name, self._name.port, 1)]))
+        if found:
+            self._found = found
         elif not self._problems:
             self._problems.append(f"{self._name.name} has no address")
         self._known = {question: self._known[question] for question in self._asked & self._known.keys()}
         ttl_s = 0.0 if self._problems else min((records.ttl_s for records in self._known.values() if records.data), default=0.0)
-        return DnsAnswer(self._weights, max(self._name.every_s, ttl_s), "; ".join(dict.fromkeys(self._problems)))
+        problem = "; ".join(dict.fromkeys(self._problems))
+        return DnsAnswer(self._found, problem, _REMEDY if problem else "", max(self._name.every_s, ttl_s))
 
-    async def _look_up_services(self) -> dict[Endpoint, int]:
+    async def _look_up_services(self) -> dict[Endpoint, FoundEndpoint]:
         """Return the endpoints of the SRV records with the best priority that have an address."""
         records = (await self._ask(self._name.name, "SRV")).data
         for priority in sorted({record.priority for record in records}):
@@ -78,18 +86,15 @@ class DnsSource:
                 return found
         return {}
 
-    async def _look_up_hosts(self, hosts: Iterable[tuple[str, int, int]]) -> dict[Endpoint, int]:
+    async def _look_up_hosts(self, hosts: Iterable[tuple[str, int, int]]) -> dict[Endpoint, FoundEndpoint]:
         """Return the endpoints of these (name, port, weight)."""
         wanted = [(name, port, weight, kind) for name, port, weight in hosts for kind in _ADDRESS_TYPES]
         answers = await asyncio.gather(*(self._ask(name, kind) for name, _, _, kind in wanted))
-        found: dict[Endpoint, int] = {}
-        for (_, port, weight, _), records in zip(wanted, answers, strict=True):
-            for record in records.data:
-                address = str(record.address)
-                try:
-                    found[Endpoint.parse(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")] = weight
-                except ValueError as error:
-                    self._problems.append(str(error))
+        found = {
+            Endpoint(str(record.address), port): FoundEndpoint(weight)
+            for (_, port, weight, _), records in zip(wanted, answers, strict=True)
+            for record in records.data
+        }
         return dict(sorted(found.items()))
 
     async def _ask(self, name: str, kind: str) -> _Records:

@@ -40,7 +40,7 @@ def render_envoy(
         envoy_version: Envoy's version; a local Envoy of another version does not validate.
 
     Raises:
-        RenderFailed: Envoy rejects the result, or xDS is asked for and not configured.
+        RenderFailed: Envoy rejects the result, xDS is asked for and not configured, or a pool's nodes are found and xDS is not asked for.
     """
     from din_extproc.control.bootstrap import render_yaml  # noqa: PLC0415 - three seconds, for those who render only
 
@@ -50,6 +50,8 @@ def render_envoy(
     discovery = settings.make_xds_source(node_id or socket.gethostname()) if xds else None
     if xds and discovery is None:
         raise RenderFailed("`gateway.xds` is not configured; set it, or render with --static")
+    if discovery is None:
+        _refuse_found_nodes(settings)
     text = render_yaml(settings.make_topology(usage_lua(), discovery))
     return accepted(text, validate=validate, envoy_version=envoy_version)
 
@@ -95,8 +97,10 @@ def _for_cluster(settings: Settings) -> Topology:
     """Return the topology with the content of key files: a control plane does not have them.
 
     Raises:
+        RenderFailed: a pool's nodes are found.
         ValueError: a file can't be read.
     """
+    _refuse_found_nodes(settings)
     make_topology = settings.make_topology(usage_lua())
     issuers = []
     for each in make_topology.identity.jwt:
@@ -120,6 +124,20 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
         return render_documents(build_envoy_gateway(_for_cluster(settings), Placement(**placed)), "envoy-gateway")
     except ValueError as error:
         raise RenderFailed(str(error)) from error
+
+
+def _refuse_found_nodes(settings: Settings) -> None:
+    """Refuse pools whose nodes are found while Envoy runs.
+
+    Raises:
+        RenderFailed: there is one.
+    """
+    pools = [pool.name for pool in settings.pools if pool.discover is not None]
+    if pools:
+        raise RenderFailed(
+            f"pools.{pools[0]}.discover: a static rendering has the listed nodes alone, and those that are found would get no request; "
+            "use `render envoy --xds`, or list the pool's nodes"
+        )
 
 
 def write_over(output: Path, rendered: str, *, force: bool) -> None:

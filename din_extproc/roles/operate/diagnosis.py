@@ -202,9 +202,12 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Diagno
             "Redis was down or slow: they are retried; those given up stay reserved until they expire",
         )
     for pool, source in status.get("discovery", {}).items():
+        refused = [f"{address} is refused: {reason}" for address, reason in source["refused"].items()]
         if source["problem"]:
-            change = "check the name and the DNS server; until then the last good answer stays in use"
+            change = f"{source['remedy']}; until then the last good answer stays in use"
             yield Diagnosis(f"discovery of {pool}", "fail" if not source["nodes"] else "warn", source["problem"], change)
+        elif refused:
+            yield Diagnosis(f"discovery of {pool}", "warn", "; ".join(refused), f"correct what {source['source']} says, or the pool")
         else:
             yield Diagnosis(f"discovery of {pool}", "ok", f"{source['nodes']} nodes at {source['source']}")
     yield from _of_nodes(status)

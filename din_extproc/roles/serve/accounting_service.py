@@ -249,7 +249,7 @@ class AccountingService:
 
     def get_rows(self, settings: Settings) -> Iterator[MemberForm]:
         """Yield every node, configured and registered, with its state and health."""
-        listed = configured_rows(settings, self._discovery.with_found(settings.pools), self._scraper.latest, self._trust.score)
+        listed = configured_rows(settings, self._discovery.get_found(), self._scraper.latest, self._trust.score)
         return self._breakers.add_health(listed if self._registry is None else chain(listed, self._registry.rows()))
 
     def get_availability(self, settings: Settings) -> tuple[ModelAvailability, ...]:

@@ -6,10 +6,10 @@ Rule: changes of membership are passed on at once, load readings several times a
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 
 from din_extproc.admit.keys import NodeTokens
 from din_extproc.domain.membership import HeartbeatReading, MembershipDelta, NodeState, Registration
-from din_extproc.domain.node import Endpoint, Pool
 from din_extproc.edge.background import Background
 from din_extproc.edge.clock import SystemClock
 from din_extproc.edge.grpc.grpcio_server import GrpcioServer
@@ -25,6 +25,7 @@ from din_extproc.edge.registry.forms import MemberForm, NodeForm
 from din_extproc.edge.registry.registrar import Registrar
 from din_extproc.registry.claims import CatalogEntry, Catalogue
 from din_extproc.registry.table import NodeEvent, NodeTable
+from din_extproc.roles.serve.node_discovery import FoundNode
 from din_extproc.settings.registry import RegistryListenSection
 from din_extproc.settings.settings import Settings
 from din_extproc.settings.tls import secured
@@ -86,7 +87,7 @@ class RegistryService:
             NodeTokens(settings.node_tokens),
             settings.node_reaches,
             bound=section.bind_certificates,
-            own=_list_own_addresses(settings),
+            own=settings.own_addresses,
         )
         self._subscription = ChannelSubscription(
             make_locator(settings.store.url.get_secret_value()), store.channel, self.registrar.on_message, self.registrar.on_subscribed
@@ -161,19 +162,23 @@ class RegistryService:
 
 
 def configured_rows(
-    settings: Settings, pools: Iterable[Pool], readings: Mapping[str, HeartbeatReading], trust: Callable[[str], float]
+    settings: Settings,
+    found: Mapping[str, Iterable[FoundNode]],
+    readings: Mapping[str, HeartbeatReading],
+    trust: Callable[[str], float],
 ) -> Iterator[MemberForm]:
-    """Yield the nodes of these pools, listed or found, with the latest readings of their metrics pages, and the trust in them."""
+    """Yield the nodes that are listed or were found, with the latest readings of their metrics pages, and the trust in them."""
     now = SystemClock.monotonic()
-    for pool in pools:
-        listed = {node.id for own in settings.pools if own.name == pool.name for node in own.nodes}
-        for node in pool.nodes:
+    for pool in settings.pools:
+        listed = ((node, NodeState.READY, "listed in the configuration") for node in pool.nodes)
+        others = ((each.node, each.state, f"found at {each.source}") for each in found.get(pool.name, ()))
+        for node, state, reason in chain(listed, others):
             reading = readings.get(node.id)
             yield MemberForm(
                 node=NodeForm.of(Registration(node=node, engine=pool.engine, network=settings.network, pool=pool.name)),
-                state=NodeState.READY,
+                state=state,
                 trust=round(trust(node.id), 3),
-                reasons=("listed in the configuration",) if node.id in listed else ("found by DNS",),
+                reasons=(reason,),
                 beat=None if reading is None else reading.beat,
                 beat_age_s=None if reading is None else round(now - reading.at, 3),
                 stale=False,
@@ -187,16 +192,3 @@ def _make_catalogue(settings: Settings) -> Catalogue:
         described = CatalogEntry(model.dtype, model.max_seq_len, model.sha256)
         found.setdefault(model.model_name, {})[model.model_version] = described
     return found
-
-
-def _list_own_addresses(settings: Settings) -> Iterator[Endpoint]:
-    """Yield the addresses on which the sidecar and its Envoy listen."""
-    yield settings.envoy.listener
-    yield settings.envoy.admin
-    gateway = settings.gateway
-    registry = gateway.registry
-    sections = (gateway.xds, gateway.admin, gateway.ext_proc, gateway.access_log)
-    known = [None if section is None else section.address for section in sections]
-    if registry is not None:
-        known += [registry.address, registry.http_address]
-    yield from (address for address in known if address is not None)

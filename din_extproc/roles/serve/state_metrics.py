@@ -80,6 +80,7 @@ def state_families(status: Mapping[str, Any], *, ready: bool) -> Iterator[Family
     yield make_labelled_family(of.POOL_SHARE, ((name, form.share) for name, form in pools.items()))
     sources = status.get("discovery", {})
     yield make_labelled_family(of.DISCOVERY_FAILING, ((pool, float(bool(source.problem))) for pool, source in sources.items()))
+    yield make_labelled_family(of.DISCOVERY_REFUSED, ((pool, len(source.refused)) for pool, source in sources.items()))
     xds = status.get("xds", {"envoys": (), "served": ()})
     refused = Counter(name for envoy in xds["envoys"] for name, each in envoy.types.items() if each.refusal)
     yield make_family(of.XDS_ENVOYS, len(xds["envoys"]))

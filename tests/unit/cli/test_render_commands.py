@@ -41,6 +41,17 @@ def test_what_lies_there_and_is_no_text_is_said(render, tmp_path):
     assert (result.exit_code, result.stderr) == (1, f"error: {output}: the file is not UTF-8 text\n"), result.output
 
 
+@pytest.mark.parametrize("command", [["envoy", "--no-validate", "--static"], MESH, GATEWAY], ids=lambda each: each[0])
+def test_a_pool_whose_nodes_are_found_is_not_rendered_without_xds(render, tmp_path, command):
+    found = DIN.replace("reached_at:", 'xds: { address: "0.0.0.0:50053" }, reached_at:')
+    found = found.replace("model: m\n", "model: m\n    discover: { dns: 'm.local:80', version: '1', dtype: bf16, max_seq_len: 9 }\n")
+    (tmp_path / "din.yaml").write_text(found)
+    result = render(*command)
+    said = "error: pools.p.discover: a static rendering has the listed nodes alone"
+    assert (result.exit_code, result.stderr.startswith(said)) == (1, True), result.output
+    assert render("envoy", "--no-validate").exit_code == 0
+
+
 @pytest.mark.parametrize("command", [MESH, GATEWAY], ids=lambda each: each[0])
 @pytest.mark.parametrize(("option", "value"), [
     ("--host", ""), ("--host", "a b"), ("--host", "-a"),

@@ -23,13 +23,13 @@ def loaded(tmp_path, discover, gateway=XDS, engine="vllm"):
 def test_a_pool_may_have_found_nodes_only(tmp_path):
     [pool] = loaded(tmp_path, f"dns: 'vllm.inference.svc:8000', every_s: 1, server: '10.0.0.53:53', {FACTS}").pools
     assert isinstance(pool.discover, Discovery)
-    assert pool.discover.dns == DnsName("vllm.inference.svc", 8000, 1.0, Endpoint("10.0.0.53", 53))
+    assert pool.discover.source == DnsName("vllm.inference.svc", 8000, 1.0, Endpoint("10.0.0.53", 53))
     assert (pool.nodes, pool.discover.template.dtype, pool.discover.template.version) == ((), "bf16", "1")
 
 
 def test_a_name_of_service_records_has_no_port(tmp_path):
     [pool] = loaded(tmp_path, f"dns: _http._tcp.vllm.local, {FACTS}").pools
-    assert pool.discover.dns == DnsName("_http._tcp.vllm.local", 0, 1.0)
+    assert pool.discover.source == DnsName("_http._tcp.vllm.local", 0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,14 @@ def source_of(server: DnsServer, name: str = NAME, port: int = 8000) -> source.D
     return source.DnsSource(DnsName(name, port, every_s=0.5, server=Endpoint.parse(server.address)))
 
 
+def weights(answer: source.DnsAnswer) -> dict[Endpoint, int]:
+    return {endpoint: found.weight for endpoint, found in answer.endpoints.items()}
+
+
 async def test_each_address_of_both_families_is_an_endpoint_with_the_port_of_the_configuration(server):
     server.records[NAME] = {"A": ["10.0.0.2", "10.0.0.1"], "AAAA": ["fd00::1"]}
     answer = await source_of(server).look()
-    assert answer.weights == {Endpoint("10.0.0.1", 8000): 1, Endpoint("10.0.0.2", 8000): 1, Endpoint("fd00::1", 8000): 1}
+    assert weights(answer) == {Endpoint("10.0.0.1", 8000): 1, Endpoint("10.0.0.2", 8000): 1, Endpoint("fd00::1", 8000): 1}
     assert answer.problem == ""
 
 
@@ -52,14 +56,14 @@ async def test_a_failed_look_keeps_the_last_good_answer_says_why_and_tries_again
     else:
         server.rcode = dns.rcode.SERVFAIL
     answer = await looked.look()
-    assert answer.weights == {Endpoint("10.0.0.1", 8000): 1}
+    assert weights(answer) == {Endpoint("10.0.0.1", 8000): 1}
     assert answer.pause_s == 0.5
     assert {"NXDOMAIN": "does not exist", "silence": "no answer for", "SERVFAIL": "SERVFAIL", "no address": "no address"}[
         failure
     ] in answer.problem
     server.records[NAME], server.silent, server.rcode = {"A": ["10.0.0.2"]}, False, dns.rcode.NOERROR
     again = await looked.look()
-    assert (again.weights, again.problem) == ({Endpoint("10.0.0.2", 8000): 1}, "")
+    assert (weights(again), again.problem) == ({Endpoint("10.0.0.2", 8000): 1}, "")
 
 
 async def test_service_records_give_port_and_weight_and_only_the_best_priority_that_has_an_address_counts(server):
@@ -68,15 +72,8 @@ async def test_service_records_give_port_and_weight_and_only_the_best_priority_t
     server.records |= {f"{host}.{NAME}": {"A": [f"10.0.0.{at}"]} for at, host in enumerate("abc", 1)}
     looked = source_of(server, service, 0)
     answer = await looked.look()
-    assert answer.weights == {Endpoint("10.0.0.1", 8001): 3, Endpoint("10.0.0.2", 8002): 1}
+    assert weights(answer) == {Endpoint("10.0.0.1", 8001): 3, Endpoint("10.0.0.2", 8002): 1}
     assert f"gone.{NAME}. does not exist" in answer.problem
     del server.records[f"a.{NAME}"], server.records[f"b.{NAME}"]
     server.records[service] = {"SRV": [f"20 0 8003 c.{NAME}."]}
-    assert (await looked.look()).weights == {Endpoint("10.0.0.3", 8003): 0}
-
-
-async def test_an_address_that_can_not_be_connected_to_is_left_out_and_reported(server):
-    server.records[NAME] = {"A": ["0.0.0.0", "10.0.0.1"]}
-    answer = await source_of(server).look()
-    assert list(answer.weights) == [Endpoint("10.0.0.1", 8000)]
-    assert "unspecified" in answer.problem
+    assert weights(await looked.look()) == {Endpoint("10.0.0.3", 8003): 0}

@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from din_extproc.domain.node import Endpoint
-from din_extproc.roles.serve.node_discovery import NodeDiscovery, make_found_nodes
+from din_extproc.edge.discovery.source import FoundEndpoint
+from din_extproc.roles.serve.node_discovery import NodeDiscovery, make_found_node
 from din_extproc.settings.load import load
 from tests.support.dns_server import DnsServer
+from tests.support.servers import free_port
 from tests.support.stack import node, tenant
 from tests.support.waiting import until
 
@@ -28,11 +30,12 @@ class Network:
         self.ids -= set(delta.left.get("p", ()))
         self.ids |= {each.id for each in delta.joined.get("p", ())}
 
-    def configure(self, *nodes, discovers=True):
+    def configure(self, *nodes, discovers=True, port=8000, admin=None, **pool):
         facts = {"version": "1", "dtype": "bf16", "max_seq_len": 8192}
-        discover = {"discover": {"dns": f"{NAME}:8000", "server": self.server.address, "every_s": 0.1, **facts}}
-        pools = {"p": {"model": "m", "engine": "vllm", "nodes": list(nodes), **(discover if discovers else {})}}
-        config = {"version": 1, "gateway": {"xds": {"address": "127.0.0.1:18000"}}, "pools": pools, "tenants": [tenant("acme")]}
+        discover = {"discover": {"dns": f"{NAME}:{port}", "server": self.server.address, "every_s": 0.1, **facts}}
+        pools = {"p": {"model": "m", "engine": "vllm", "nodes": list(nodes), **pool, **(discover if discovers else {})}}
+        gateway = {"xds": {"address": "127.0.0.1:18000"}, **({"admin": admin} if admin else {})}
+        config = {"version": 1, "gateway": gateway, "pools": pools, "tenants": [tenant("acme")]}
         file = self.folder / "din.yaml"
         file.write_text(yaml.safe_dump(config))
         settings = load(file, {})
@@ -77,10 +80,34 @@ async def test_a_pool_that_no_longer_looks_loses_what_was_found(network):
 
 
 async def test_slots_are_in_proportion_to_weights(network):
-    template = network.configure().pools[0].discover.template
+    [pool] = network.configure().pools
     weights = {Endpoint("10.0.0.1", 1): 4, Endpoint("10.0.0.2", 1): 1, Endpoint("fd00::1", 1): 0}
-    assert [(each.id, each.max_concurrency) for each in make_found_nodes("p", template, weights)] == [
-        ("p-10.0.0.1-1", 64),
-        ("p-10.0.0.2-1", 16),
-        ("p-fd00--1-1", 1),
-    ]
+    made = [make_found_node(pool, pool.discover, endpoint, FoundEndpoint(weight), 4) for endpoint, weight in weights.items()]
+    assert [(each.id, each.max_concurrency) for each in made] == [("p-10.0.0.1-1", 64), ("p-10.0.0.2-1", 16), ("p-fd00--1-1", 1)]
+
+
+async def test_addresses_at_which_no_engine_can_be_are_refused_counted_and_logged_with_the_reason(network, caplog):
+    admin = f"127.0.0.1:{free_port()}"
+    odd = {"0.0.0.0": "unspecified", "169.254.169.254": "link-local", "224.0.0.1": "multicast", "127.0.0.1": "the gateway itself"}
+    network.server.records[NAME] = {"A": ["10.0.0.1", *odd], "AAAA": ["::", "fe80::1", "ff02::1", "::ffff:169.254.169.254"]}
+    network.configure(admin={"address": admin}, port=int(admin.rpartition(":")[2]))
+    await until(lambda: network.ids)
+    assert [each.split("-")[1] for each in network.ids] == ["10.0.0.1"]
+    status = network.discovery.status()["p"]
+    assert (status.nodes, status.problem, len(status.refused)) == (1, "", 8)
+    for address, reason in odd.items():
+        [said] = [each for where, each in status.refused.items() if where.startswith(f"{address}:")]
+        assert reason in said
+        assert f"{said}" in caplog.text
+    logged = len(caplog.records)
+    network.server.asked.clear()
+    await until(lambda: len(network.server.asked) > 4)
+    assert len(caplog.records) == logged
+
+
+async def test_a_node_that_the_pool_does_not_take_is_refused_until_the_pool_takes_it(network):
+    network.configure(min_seq_len=9000)
+    await until(lambda: network.discovery.status()["p"].refused)
+    assert set(network.discovery.status()["p"].refused.values()) == {"max_seq_len is 8192, the pool wants 9000"}
+    network.configure(min_seq_len=8000)
+    assert network.ids == {"p-10.0.0.1-8000", "p-10.0.0.2-8000"}
