@@ -96,6 +96,10 @@ def engine_sim(
         typer.Option(help=f"`KIND:name=value,...; KIND...`, such as `reset:after=3,count=2; latency:ms=200`. Kinds: {', '.join(KINDS)}."),
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of faults that have a probability.")] = 0,
+    *,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Blocks of earlier prompts need no prefill while in memory.")
+    ] = False,
 ) -> None:
     """Run a modelled inference engine.
 
@@ -117,6 +121,7 @@ def engine_sim(
                 prefill_rate=prefill_rate,
                 decode_rate=decode_rate,
                 kv_tokens=kv_tokens,
+                prefix_cache=prefix_cache,
                 tokenizer=tokenizer,
                 faults=faults,
                 seed=seed,

@@ -22,18 +22,21 @@ class Reporting(Struct, frozen=True):
 
     factor: float = 1.0
     omit: bool = False
+    cached: int | None = None
+    """Tokens of the prompt that were cached; None: the engine has no prefix cache."""
 
     def of(self, prompt_tokens: int, completion_tokens: int) -> dict[str, Any] | None:
         """Return the usage object of a streamed answer."""
         if self.omit:
             return None
         prompt, completion = round(prompt_tokens * self.factor), round(completion_tokens * self.factor)
-        return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+        return usage if self.cached is None else {**usage, "prompt_tokens_details": {"cached_tokens": self.cached}}
 
     def full(self, prompt_tokens: int, completion_tokens: int) -> dict[str, Any] | None:
         """Return the usage object of a complete answer."""
         usage = self.of(prompt_tokens, completion_tokens)
-        return usage and {**usage, "prompt_tokens_details": None, "completion_tokens_details": None}
+        return usage and {**usage, "prompt_tokens_details": usage.get("prompt_tokens_details"), "completion_tokens_details": None}
 
 
 class Identity(Struct, frozen=True):

@@ -51,6 +51,8 @@ class SimulatedSequence:
     prompt_tokens: int
     output_tokens: int
     """Tokens to produce; 0 for a pooled (embedding) prompt, which ends with its prefill."""
+    cached: int = 0
+    """Tokens of the prompt that were in the prefix cache; they need no prefill, unless the sequence is preempted."""
     arrived: float = 0.0
     scheduled: float | None = None
     first_token: float | None = None
@@ -58,9 +60,12 @@ class SimulatedSequence:
     finished: float | None = None
     produced: int = 0
     preemptions: int = 0
-    computed: int = field(default=0, repr=False)
+    computed: int = field(init=False, repr=False)
     """Tokens whose keys and values are in memory."""
     blocks: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self.computed = self.cached
 
     @property
     def is_decoding(self) -> bool:
@@ -106,6 +111,11 @@ class SimulatedEngine:
         self._decodes_only = False
         self._began = 0.0
         self._iteration_s = 0.0
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks of the key-value memory that no running sequence holds."""
+        return self._free_blocks
 
     @property
     def kv_usage(self) -> float:

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from din_extproc.tools.engine_model.engine import Emission, SimulatedEngine, SimulatedSequence
+from din_extproc.tools.engine_model.prefix_cache import PrefixCache
 
 _SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 _FIRST = (
@@ -60,6 +61,7 @@ class EngineMetrics:
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.prefix_cache = PrefixCache()
 
     def on_request(self, n: int, max_tokens: int) -> None:
         """Count a generation request."""
@@ -103,7 +105,7 @@ class EngineMetrics:
             "request_prefill_time_seconds": first - scheduled,
             "request_decode_time_seconds": decode,
             "request_num_preemptions": sequence.preemptions,
-            "request_prefill_kv_computed_tokens": sequence.prompt_tokens,
+            "request_prefill_kv_computed_tokens": sequence.prompt_tokens - sequence.cached,
         }
         for name, value in values.items():
             self.histograms[name].observe(value)
@@ -119,10 +121,11 @@ class EngineMetrics:
         states = {f',sleep_state="{state}"': float(state == "awake") for state in ("awake", "weights_offloaded", "discard_all")}
         self._render_gauge(lines, "engine_sleep_state", "Engine sleep state.", states)
         self._render_gauge(lines, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", {"": engine.kv_usage})
+        cache = self.prefix_cache
         self._render_counter(
-            lines, "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", {"": self.prompt_tokens}
+            lines, "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", {"": cache.queries}
         )
-        self._render_counter(lines, "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", {"": 0})
+        self._render_counter(lines, "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", {"": cache.hits})
         self._render_counter(lines, "num_preemptions", "Cumulative number of preemption from the engine.", {"": engine.preemptions})
         self._render_counter(lines, "prompt_tokens", "Number of prefill tokens processed.", {"": self.prompt_tokens})
         self._render_counter(lines, "generation_tokens", "Number of generation tokens processed.", {"": self.generation_tokens})

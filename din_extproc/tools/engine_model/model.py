@@ -23,6 +23,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     """The key of the reasoning that chats begin with (--reasoning-parser; releases differ); "": none."""
     media_tokens: int = 0
     """Tokens of an image, audio or file part; 0: a text model that rejects them."""
+    cache_block: int = 0
+    """Tokens per block of the prefix cache (--enable-prefix-caching); 0: there is none."""
     dimensions: int = 384
     """The length of an embedding."""
     api_key: str = ""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from din_extproc.tools.engine_model.errors import EngineFailure, output_too_long, prompt_too_long, refuse, refuse_value, unknown_model
 from din_extproc.tools.engine_model.fields import check_fields, decode_body
 from din_extproc.tools.engine_model.model import ModelSpec
+from din_extproc.tools.engine_model.prefix_cache import hash_blocks
 from din_extproc.tools.engine_model.script import AnswerScript, Bounds, write_script, write_tool_call
 from din_extproc.tools.engine_model.tokens import Media, SimulatedTokenizer, chat_prompt
 
@@ -61,6 +62,8 @@ class EngineRequest(Struct, frozen=True):
     """Alternatives per token; None: no log probabilities requested."""
     reasoning: str = ""
     """The key of the reasoning."""
+    blocks: tuple[tuple[int, ...], ...] = ()
+    """The block hashes of each choice's prompt; (): the engine has no prefix cache."""
 
 
 class Reader:
@@ -153,6 +156,8 @@ class Reader:
             scripts.extend(self._write_script(text, choice + (fields["seed"] or 0), bounds, tool) for choice in range(n))
         options = fields["stream_options"] or {}
         include_usage = bool(options.get("include_usage"))
+        size = self._model.cache_block
+        hashed = [hash_blocks(self._tokenizer.pieces(text), size) for text, _ in prompts] if size else []
         return EngineRequest(
             prompt_tokens=sum(tokens for _, tokens in prompts),
             prompts=tuple(tokens for _, tokens in prompts for _ in range(n)),
@@ -163,6 +168,7 @@ class Reader:
             include_usage=include_usage,
             continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
             logprobs=logprobs,
+            blocks=tuple(blocks for blocks in hashed for _ in range(n)),
         )
 
     def _write_script(self, text: str, seed: int, bounds: Bounds, tool: Mapping[str, Any] | None) -> AnswerScript:

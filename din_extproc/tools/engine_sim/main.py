@@ -36,6 +36,8 @@ class EngineSimOptions(Struct, frozen=True, kw_only=True):
     batch_slowdown: float = 0.02
     """Share by which each further stream lengthens every token's time."""
     kv_tokens: int = 131072
+    prefix_cache: bool = False
+    """Whether blocks of earlier prompts need no prefill while they are in memory (vLLM's `--enable-prefix-caching`)."""
     tokenizer: str = ""
     """A folder with tokenizer.json; "" is the built-in tokenizer."""
     faults: str = ""
@@ -74,6 +76,7 @@ def build(options: EngineSimOptions) -> EngineServer:
         auto_tool_choice=options.auto_tool_choice,
         reasoning=options.reasoning,
         media_tokens=options.media_tokens,
+        cache_block=spec.block_size if options.prefix_cache else 0,
         dimensions=options.dimensions,
         api_key=options.api_key,
     )

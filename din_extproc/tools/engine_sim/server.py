@@ -160,13 +160,15 @@ class EngineServer:
             return answer_failure(parsed)
         self._metrics.on_request(parsed.n, parsed.max_tokens)
         record.prompt_tokens = parsed.prompt_tokens
+        cached = self._take_cached(parsed)
         record.sequences = [
-            SimulatedSequence(tokens, len(script.pieces)) for tokens, script in zip(parsed.prompts, parsed.scripts, strict=True)
+            SimulatedSequence(tokens, len(script.pieces), cached=found)
+            for tokens, script, found in zip(parsed.prompts, parsed.scripts, cached, strict=True)
         ]
         ahead_s = struck["clock"].ms / 1000 if "clock" in struck else 0.0
         identity = Identity(f"{emulation.prefix}{self._number(request)}", int(time.time() + ahead_s), self._model.name)
         factor = struck["usage"].factor if "usage" in struck else 1.0
-        reporting = Reporting(factor=factor, omit="no_usage" in struck)
+        reporting = Reporting(factor=factor, omit="no_usage" in struck, cached=sum(cached[:: parsed.n]) if parsed.blocks else None)
         try:
             if parsed.stream:
                 events = emulation.stream(identity, parsed, reporting)
@@ -178,6 +180,14 @@ class EngineServer:
             return web.Response(body=body, content_type="application/json", headers={**HEADERS, **emulation.headers(parsed)})
         finally:
             self._abort_rest(record)
+
+    def _take_cached(self, parsed: EngineRequest) -> list[int]:
+        """Return how many tokens of each choice's prompt are in the prefix cache, and put the prompts into it."""
+        if not parsed.blocks:
+            return [0] * len(parsed.prompts)
+        take, size, room = self._metrics.prefix_cache.take, self._model.cache_block, self._loop.engine.free_blocks
+        pairs = zip(parsed.blocks, parsed.prompts, strict=True)
+        return [take(blocks, tokens=tokens, size=size, room=room) for blocks, tokens in pairs]
 
     async def _stream(
         self,

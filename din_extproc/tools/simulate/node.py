@@ -67,7 +67,7 @@ class SimulatedNode:
         cached = min(self._count_cached(prefix, prefix_tokens), prompt_tokens - 1)
         self._looked_up += prompt_tokens
         self._cached += cached
-        sequence = SimulatedSequence(prompt_tokens, output_tokens, computed=cached)
+        sequence = SimulatedSequence(prompt_tokens, output_tokens, cached=cached)
         self._apply_spec(own)
         self.requests += 1
         self.engine.submit(sequence, own)

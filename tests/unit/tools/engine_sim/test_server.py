@@ -213,6 +213,17 @@ def test_the_record_holds_what_was_sent_and_what_it_really_cost(engine):
     }
 
 
+def test_a_prompt_that_begins_like_an_earlier_one_is_computed_sooner_and_reports_it():
+    long = {**BODY, "messages": [{"role": "user", "content": "word " * 2000}]}
+    with EngineSim(model="m", prefix_cache=True, prefill_rate=2000) as engine:
+        first, second = ((json.loads(post(engine, long)[2])["usage"], engine.gauge("request_prefill_time_seconds_sum")) for _ in range(2))
+        hits = engine.gauge("prefix_cache_hits_total")
+    assert first[0]["prompt_tokens_details"] == {"cached_tokens": 0}
+    cached = second[0]["prompt_tokens_details"]["cached_tokens"]
+    assert second[0]["prompt_tokens"] - 16 <= cached == hits
+    assert second[1] - first[1] < first[1] / 2
+
+
 def test_every_token_of_many_streams_is_counted(engine):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         bodies = list(pool.map(lambda n: post(engine, {**STREAM, "max_tokens": n})[2], range(1, 33)))
