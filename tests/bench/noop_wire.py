@@ -20,7 +20,7 @@ _BODY_LIMIT = 32 << 20
 
 
 class _Constant:
-    """Both the conductor and every stream's flow: the same verdict for everyone."""
+    """Both the handler factory and the handler of every stream: the same verdict for each request."""
 
     def __init__(self, endpoint: str) -> None:
         self._verdict = Send(

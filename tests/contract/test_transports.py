@@ -14,7 +14,7 @@ from din_extproc._proto.grpc.health.v1.health_pb2 import HealthCheckRequest, Hea
 from din_extproc.domain.verdict import Send
 from din_extproc.edge.grpc import grpcio_server, h2_server, services
 from din_extproc.edge.grpc.ext_proc import ExtProcService
-from tests.support.fakes import FakeConductor, send_on
+from tests.support.fakes import FakeHandlerFactory, send_on
 from tests.support.peer import PROCESS, EnvoyPeer, message, play
 from tests.support.waiting import until
 
@@ -28,11 +28,11 @@ class Rig:
     """A server with all three services on a free port, and a channel to it."""
 
     def __init__(self, transport, decision, address):
-        self.conductor = FakeConductor(decision)
+        self.handler_factory = FakeHandlerFactory(decision)
         self.logged = []
         self.health = services.HealthService(EXT_PROC)
         log = services.AccessLogService(self.logged.append, linger_s=0.01)
-        served = [self.health, ExtProcService(self.conductor), log]
+        served = [self.health, ExtProcService(self.handler_factory), log]
         self.server = TRANSPORTS[transport](served, max_body_bytes=8 * 1024 * 1024)
         self.address = address
 
@@ -58,7 +58,7 @@ class Rig:
 
     @property
     def flow(self):
-        return self.conductor.flows[-1]
+        return self.handler_factory.flows[-1]
 
 
 class Undecided:
@@ -133,7 +133,7 @@ async def test_a_message_over_the_cap_ends_only_its_stream(rig):
         await call.write(message("request_body", body=b"x" * (10 * 1024 * 1024), end=True))
         assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await play(EnvoyPeer(), made.process())).answered.status == 200
-        await until(lambda: made.conductor.flows[0].ends)
+        await until(lambda: made.handler_factory.flows[0].ends)
 
 
 async def test_two_hundred_streams_at_once_each_end_once(rig):
@@ -141,8 +141,8 @@ async def test_two_hundred_streams_at_once_each_end_once(rig):
         calls = [play(EnvoyPeer(body=b'{"n":%d}' % number), made.process()) for number in range(200)]
         peers = await asyncio.gather(*calls)
         assert [peer.reached.body for peer in peers] == [b'{"n":%d}' % number for number in range(200)]
-        await until(lambda: all(flow.ends == 1 for flow in made.conductor.flows))
-        assert len(made.conductor.flows) == 200
+        await until(lambda: all(flow.ends == 1 for flow in made.handler_factory.flows))
+        assert len(made.handler_factory.flows) == 200
 
 
 async def test_a_client_that_goes_away_cancels_the_decision(rig):
@@ -163,9 +163,9 @@ async def test_clients_that_go_away_between_messages_end_their_flows_once(rig):
             await call.write(message("request_headers", {":method": "POST", ":path": "/"}))
             await call.read()
             call.cancel()
-        await until(lambda: all(flow.ends for flow in made.conductor.flows))
-        assert len(made.conductor.flows) == 20
-        assert all(flow.ends == 1 for flow in made.conductor.flows)
+        await until(lambda: all(flow.ends for flow in made.handler_factory.flows))
+        assert len(made.handler_factory.flows) == 20
+        assert all(flow.ends == 1 for flow in made.handler_factory.flows)
 
 
 async def test_a_fault_in_the_decision_reaches_the_client_as_a_json_answer(rig):
@@ -290,7 +290,7 @@ async def test_a_stop_cuts_off_what_outlives_its_grace(rig):
     async with rig(decide) as made:
         call = made.process()
         await call.write(message("request_headers", {":method": "GET", ":path": "/"}, end=True))
-        await until(lambda: made.conductor.flows and made.flow.asked)
+        await until(lambda: made.handler_factory.flows and made.flow.asked)
         await made.server.stop(0.05)
         assert await call.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
         await until(lambda: made.flow.ends)
@@ -307,7 +307,7 @@ async def test_a_deadline_that_passes_ends_the_call_and_cancels_the_decision(rig
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(message("request_headers", {":method": "GET", ":path": "/"}, end=True))
             assert await call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: undecided.cancels and all(flow.ends for flow in made.conductor.flows))
+        await until(lambda: undecided.cancels and all(flow.ends for flow in made.handler_factory.flows))
         assert (made.flow.ends, undecided.cancels) == (1, 1)
 
 

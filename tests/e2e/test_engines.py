@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.engine_fleet import EngineFleet
-from tests.support.engine_steps import STEPS, Asker, Subject, outcome
+from tests.support.engine_steps import STEPS, StepClient, Subject, outcome
 from tests.support.pages import TEXTS
 from tests.support.servers import EngineSim
 from tests.support.stack import Stack, events, node, tenant
@@ -93,7 +93,7 @@ def test_what_a_client_sees_of_every_engine_is_the_table_in_the_readme(stack, en
     for name in FACES:
         pooled = f"{name}-pooled" if name in POOLED else ""
         subject = Subject(name, name, pooled, pooled, faults=engines[name].fail, chats=name in CHATTY, tool_choice="auto")
-        table.append([name, *(outcome(step, Asker(stack, subject)) for step, _ in STEPS.values())])
+        table.append([name, *(outcome(step, StepClient(stack, subject)) for step, _ in STEPS.values())])
     text = "\n".join(f"| {' | '.join(row)} |" for row in table)
     assert text in TEXTS["reference/engines"], f"\n{text}"
 

@@ -36,7 +36,7 @@ async def treating(behaviour, treat):
             endpoints, given = (made.parts.nodes[0].endpoint,), (("x-given", "1"),)
             return Send("pool", endpoints, request_headers=(), response_headers=given, metadata={}, needs_response_head=True)
 
-        made.conductor.decision, made.conductor.treat = decide, treat
+        made.handler_factory.decision, made.handler_factory.treat = decide, treat
         made.parts.nodes[0].behaviour = behaviour
         yield made, client
         await made.at_rest()
@@ -143,6 +143,6 @@ async def test_a_client_that_leaves_ends_the_translation_and_the_node_hears_of_i
         async with client.post(made.url, data=b"x") as answer:
             await answer.content.readany()
             answer.close()
-        await until(lambda: made.conductor.flows and made.conductor.flows[0].ends)
+        await until(lambda: made.handler_factory.flows and made.handler_factory.flows[0].ends)
         await until(gone.is_set)
-        assert made.conductor.flows[0].ends == 1
+        assert made.handler_factory.flows[0].ends == 1

@@ -77,7 +77,7 @@ async def test_thousands_of_streams_leave_no_part_of_a_call_and_no_memory_behind
             each = STREAMS // ROUNDS
             await asyncio.gather(*(lane(made.port, number, each // LANES + (number < each % LANES)) for number in range(LANES)))
             await made.at_rest()
-            assert len(made.conductor.flows) == each
+            assert len(made.handler_factory.flows) == each
             await until(lambda: len(made.logs) == each)  # noqa: B023 - awaited in its own turn
             made.forget()
             left.append(alive())
@@ -98,8 +98,8 @@ async def test_a_server_that_drains_finishes_what_is_under_way_and_its_successor
         await made.server.stop(20)
         answers = await asyncio.gather(*under_way)
         assert [answer.status for answer in answers] == [200] * 10
-        assert len(made.conductor.flows) == 10
+        assert len(made.handler_factory.flows) == 10
         async with client.post(made.url, data=b"new") as answer:
             assert await answer.read() == b"wen"
-        assert len(successor.conductor.flows) == 1
+        assert len(successor.handler_factory.flows) == 1
         await successor.server.stop(1)

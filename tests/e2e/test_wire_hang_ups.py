@@ -32,7 +32,7 @@ class Stage:
 
     def __init__(self, made, node):
         self.made = made
-        made.conductor.decision = self.decide
+        made.handler_factory.decision = self.decide
         node.behaviour = self.answer
         self.deciding = self.working = 0
         self.decide_now, self.answer_now, self.end_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -116,8 +116,8 @@ async def test_a_client_that_leaves_while(house, protocol, leave, state):
     async with connected(protocol, made.port, LEAVERS + STAYERS) as clients:
         everyone = await leave_on_stage(made, stage, clients, leave, state)
     await made.at_rest()
-    assert len(made.conductor.flows) == everyone
-    assert all(not flow.errors for flow in made.conductor.flows)
+    assert len(made.handler_factory.flows) == everyone
+    assert all(not flow.errors for flow in made.handler_factory.flows)
 
 
 async def leave_on_stage(made, stage, clients, leave, state):
@@ -126,7 +126,7 @@ async def leave_on_stage(made, stage, clients, leave, state):
     leavers, stayers = clients[:LEAVERS], clients[LEAVERS:]
     everyone = len(clients) if begun else 0
     await asyncio.gather(*(bring(client, state) for client in clients))
-    await until(lambda: len(made.conductor.flows) == everyone)
+    await until(lambda: len(made.handler_factory.flows) == everyone)
     await until(lambda: stage.deciding == everyone or "half sent" in state)
     await until(lambda: stage.working == everyone or state in CLIENT_STATES[:4])
 
@@ -134,7 +134,7 @@ async def leave_on_stage(made, stage, clients, leave, state):
         leave = "half_close"  # there is no stream yet
     for client in leavers:
         await getattr(client, leave)()
-    await until(lambda: sum(flow.ends for flow in made.conductor.flows) >= LEAVERS or not begun)
+    await until(lambda: sum(flow.ends for flow in made.handler_factory.flows) >= LEAVERS or not begun)
 
     stage.go_on()
     if begun:
@@ -153,14 +153,14 @@ async def test_a_client_that_ends_its_body_before_the_length_it_promised(house):
     async with connected(Http2, made.port, LEAVERS) as clients:
         for client in clients:
             await bring(client, CLIENT_STATES[2])
-        await until(lambda: len(made.conductor.flows) == LEAVERS)
+        await until(lambda: len(made.handler_factory.flows) == LEAVERS)
         for client in clients:
             await client.end_stream()
             with pytest.raises(Broken):
                 await client.status()
     await made.at_rest()
-    assert len(made.conductor.flows) == LEAVERS
-    assert all(flow.asked == [] for flow in made.conductor.flows)
+    assert len(made.handler_factory.flows) == LEAVERS
+    assert all(flow.asked == [] for flow in made.handler_factory.flows)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
@@ -177,7 +177,7 @@ async def test_a_client_that_leaves_when_half_of_its_eight_mib_has_come_here(hou
         await asyncio.sleep(0.05)  # some Envoys hear of it only when they are read from again
         half[0]._transport.resume_reading()
     await made.at_rest()
-    assert len(made.conductor.flows) == 1
+    assert len(made.handler_factory.flows) == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
@@ -195,7 +195,7 @@ async def test_a_reply_of_eight_mib_whose_client_is_gone(house, protocol):
         assert await stayer.status() == 200
         assert await stayer.body() == bytes(8 * MIB)
     await made.at_rest()
-    assert len(made.conductor.flows) == 2
+    assert len(made.handler_factory.flows) == 2
 
 
 LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n"
@@ -277,5 +277,5 @@ async def test_a_node_that_breaks_off_when(house, protocol, how, state):
         assert got == [outcomes[how == "half-closes"]] * LEAVERS
         assert await neighbour.ask("POST", BODY) == (200, BODY[::-1])
     await made.at_rest()
-    assert len(made.conductor.flows) == LEAVERS + 1
-    assert all(not flow.errors for flow in made.conductor.flows)
+    assert len(made.handler_factory.flows) == LEAVERS + 1
+    assert all(not flow.errors for flow in made.handler_factory.flows)

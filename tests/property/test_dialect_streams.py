@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.engines import ENGINES
 from tests.support.anthropic_answers import encode_events
-from tests.support.dialects import OK, asked, said, streamed
+from tests.support.dialects import OK, asked, streamed, text_of
 
 NATIVE = {name: engine.native for name, engine in ENGINES.items() if engine.native is not None}
 SCRAPS = [b"\n", b"\n\n", b"data: ", b'{"done":true}', b'{"error":1}', b"{}"]
@@ -50,7 +50,7 @@ def operation(name: str) -> Operation:
 def test_every_text_arrives_whole_and_in_order_wherever_the_bytes_are_cut(name, pieces, places):
     data = written(name, pieces)
     whole = streamed(NATIVE[name], asked(operation(name)), data)
-    assert said(whole) == "".join(pieces)
+    assert text_of(whole) == "".join(pieces)
     assert whole[-1] == "[DONE]"
     assert streamed(NATIVE[name], asked(operation(name)), *cut(data, places)) == whole
 

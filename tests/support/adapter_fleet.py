@@ -142,12 +142,12 @@ def play(spec: FleetSpec, choose: Callable[[str, float], tuple[str, ...]] | None
 
 def round_robin(spec: FleetSpec) -> Callable[[str, float], tuple[str, ...]]:
     """Choose nodes in turn, whatever the adapter."""
-    turn = 0
+    picks = 0
 
     def choose(_adapter: str, _now: float) -> tuple[str, ...]:
-        nonlocal turn
-        turn += 1
-        return tuple(f"gpu-{(turn + step) % spec.nodes}" for step in range(_TRIES))
+        nonlocal picks
+        picks += 1
+        return tuple(f"gpu-{(picks + step) % spec.nodes}" for step in range(_TRIES))
 
     return choose
 

@@ -21,9 +21,9 @@ KEYS = {KEY.id: KEY.secret}
 
 def settled(at: int, **fields) -> SettlementRecord:
     """Return a record like those of finished exchanges."""
-    told = {"tenant": "acme", "key_id": "k", "model": "m", "outcome": "completed", "status": 200, "pool": "p", "node_id": "gpu-7"}
-    told |= {"request_id": f"r-{at}", "trace_id": f"trace-{at:06d}", "prompt_tokens": at % 977, "completion_tokens": at % 91}
-    return SettlementRecord(at=1_700_000_000.0 + at, **(told | fields))
+    defaults = {"tenant": "acme", "key_id": "k", "model": "m", "outcome": "completed", "status": 200, "pool": "p", "node_id": "gpu-7"}
+    defaults |= {"request_id": f"r-{at}", "trace_id": f"trace-{at:06d}", "prompt_tokens": at % 977, "completion_tokens": at % 91}
+    return SettlementRecord(at=1_700_000_000.0 + at, **(defaults | fields))
 
 
 def log_in(folder: Path, keys: tuple[SigningKey, ...] = (KEY,), on_blocked=lambda _: None, **options) -> AuditLog:
@@ -63,9 +63,9 @@ def tamper(folder: Path, chance: random.Random) -> str:
     deeds = (_edit, _edit, _delete, _swap, _truncate, _repeat, _remove_file, _swap_files, _insert)
     while True:
         before = {path: path.read_bytes() for path in log_files(folder)}
-        said = chance.choice(deeds)(folder, chance)
+        damage = chance.choice(deeds)(folder, chance)
         if {path: path.read_bytes() for path in log_files(folder)} != before:
-            return said
+            return damage
 
 
 def _some_file(folder: Path, chance: random.Random) -> Path:

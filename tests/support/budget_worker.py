@@ -51,12 +51,12 @@ async def work(url: str, clock: str, name: str, count: int) -> None:
                 claim = Claim(f"{name}-{number}", tenant, (), prompt + output, LEASE_MS, windows, cost)
                 try:
                     answer = await guard.reserve(claim)
-                    said = f"granted {claim.request_id} {tenant} {prompt} {output} {now_ms}" if isinstance(answer, Granted) else "refused"
+                    line = f"granted {claim.request_id} {tenant} {prompt} {output} {now_ms}" if isinstance(answer, Granted) else "refused"
                 except LimitsUnavailable:
-                    said = "away"
+                    line = "away"
                 fcntl.flock(file, fcntl.LOCK_UN)
-                print(said, flush=True)
-                if said == "away":
+                print(line, flush=True)
+                if line == "away":
                     await until(lambda: link.state.up)
         await guard.close()
 

@@ -53,9 +53,9 @@ class Authority:
         at["key"].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return {name: str(path) for name, path in at.items()}
 
-    def client(self, shown: dict[str, str] | None = None) -> ssl.SSLContext:
+    def client(self, pair: dict[str, str] | None = None) -> ssl.SSLContext:
         """Return the TLS context of a client that trusts this authority and has this certificate."""
         context = ssl.create_default_context(cafile=str(self.file))
-        if shown is not None:
-            context.load_cert_chain(shown["cert"], shown["key"])
+        if pair is not None:
+            context.load_cert_chain(pair["cert"], pair["key"])
         return context

@@ -90,15 +90,15 @@ class Chromium:
 
     async def _read(self) -> None:
         async for message in self._socket:
-            told = message.json()
-            if "id" in told:
-                reply = self._replies.pop(told["id"])
-                if "error" in told:
-                    reply.set_exception(RuntimeError(told["error"]["message"]))
+            payload = message.json()
+            if "id" in payload:
+                reply = self._replies.pop(payload["id"])
+                if "error" in payload:
+                    reply.set_exception(RuntimeError(payload["error"]["message"]))
                 else:
-                    reply.set_result(told["result"])
-            elif (page := self._pages.get(told.get("sessionId", ""))) is not None:
-                page.heard(told["method"], told["params"])
+                    reply.set_result(payload["result"])
+            elif (page := self._pages.get(payload.get("sessionId", ""))) is not None:
+                page.on_event(payload["method"], payload["params"])
 
 
 class Page:
@@ -114,7 +114,7 @@ class Page:
         """Send a command for this page."""
         return await self._browser.say(method, self._session, **params)
 
-    def heard(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         """Handle an event of the browser."""
         if method == "Runtime.exceptionThrown":
             self.errors.append(params["exceptionDetails"].get("exception", {}).get("description", "an exception"))

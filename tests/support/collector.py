@@ -88,5 +88,5 @@ def _span(span) -> dict[str, Any]:
     }
 
 
-def _attributes(told) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in told}
+def _attributes(pairs) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}

@@ -64,7 +64,7 @@ class Site:
         self._chosen = random.Random(3)
         self._began = time.time()
         self._port = free_port()
-        self._pages = DashboardPages(lambda authorization: "ops" if authorization == "Bearer k" else None, self._shown)
+        self._pages = DashboardPages(lambda authorization: "ops" if authorization == "Bearer k" else None, self._make_data)
         self._http = HttpPort(self._pages.routes)
 
     @property
@@ -79,14 +79,14 @@ class Site:
         self._pages.close()
         await self._http.stop()
 
-    async def _shown(self) -> DashboardData:
-        now, turn = time.time(), int(time.time() - self._began)
+    async def _make_data(self) -> DashboardData:
+        now, second = time.time(), int(time.time() - self._began)
         return DashboardData(
             at=now, step_s=10, window_s=60, network="realtime", configuration="2bc7deab7188",
             problems=("Redis can't be reached: limits follow `on_error`",) if self.nodes > SIZES[0] else (),
-            open=400 + turn, decisions={"sent": 182_311, "refused": 2_210},
+            open=400 + second, decisions={"sent": 182_311, "refused": 2_210},
             pools=tuple(PoolRow(name, "qwen2.5-14b-instruct", "vllm", "predicted_time") for name in POOLS),
-            nodes=tuple(self._node(at, turn) for at in range(self.nodes)),
+            nodes=tuple(self._node(at, second) for at in range(self.nodes)),
             rules={"ultra-long-context-router": _traffic(211), "lightweight-intent-classifier": _traffic(8_121), "": _traffic(12)},
             aliases={"bx-fast-chat": _traffic(8_000), "bx-reasoning-pro": _traffic(911)},
             tenants=tuple(
@@ -97,8 +97,8 @@ class Site:
             timelines=TimelineData(0, {name: _series(7) for name in POOLS}, {"finance": _series(8), "support": _series(9)}),
         )  # fmt: skip
 
-    def _node(self, at: int, turn: int) -> NodeRow:
-        chosen = random.Random(at * 7919 + (turn // 4) * (at % 7 == 0))
+    def _node(self, at: int, second: int) -> NodeRow:
+        chosen = random.Random(at * 7919 + (second // 4) * (at % 7 == 0))
         pool = next(name for name, end in POOLS.items() if at < self.nodes * end)
         state = chosen.choices(_STATES, (95, 1, 1.5, 1, 1.5))[0] if at else "ready"
         breaker = chosen.choices((None, BreakerView("open", 0.0, "5 of 20 failed"), BreakerView("ramping", 0.4)), (95, 1, 2))[0]
@@ -224,8 +224,8 @@ async def keyboard(browser: Chromium, site: Site, folder: Path, checks: Checks) 
     await page.press("/")
     await page.write("dead")
     await page.until("document.querySelectorAll('#pools tbody tr').length > 0")
-    shown = await page.value("[...document.querySelectorAll('#pools section:not([hidden]) tbody tr')].map((row) => row.textContent)")
-    checks.say("/ finds", bool(shown) and all("dead" in row for row in shown), f"{len(shown)} rows")
+    found_rows = await page.value("[...document.querySelectorAll('#pools section:not([hidden]) tbody tr')].map((row) => row.textContent)")
+    checks.say("/ finds", bool(found_rows) and all("dead" in row for row in found_rows), f"{len(found_rows)} rows")
     keep(folder / "found.png", await page.photograph())
     checks.say("no error by keyboard", not page.errors, page.errors or "")
 
@@ -261,8 +261,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     failed = asyncio.run(check(binary, folder))
     if "--docs" in sys.argv and not failed:
-        for name, shown in _DOCUMENTED.items():
-            keep(PAGES / "images" / shown, (folder / name).read_bytes())
+        for name, found_rows in _DOCUMENTED.items():
+            keep(PAGES / "images" / found_rows, (folder / name).read_bytes())
     print(f"photographs: {folder}\n{failed} failed" if failed else f"photographs: {folder}")
     return 1 if failed else 0
 

@@ -31,7 +31,7 @@ def streamed(dialect: Dialect, of: AnswerContext, *parts: bytes) -> list[Any]:
     return [each.decode() if each == b"[DONE]" else json.loads(each) for each in data]
 
 
-def said(events: list[Any]) -> str:
+def text_of(events: list[Any]) -> str:
     """Return the text of a stream's events."""
     choices = [event["choices"][0] for event in events if isinstance(event, dict) and event.get("choices")]
     return "".join(choice.get("text", "") + choice.get("delta", {}).get("content", "") for choice in choices)

@@ -33,7 +33,7 @@ class Subject(Struct):
     """Whether a tool call can be required."""
 
 
-class Asker:
+class StepClient:
     """Sends requests to one engine through the gateway."""
 
     def __init__(self, stack: Stack, subject: Subject) -> None:
@@ -57,16 +57,16 @@ class Asker:
 
     def chat(self) -> str:
         answer = self.ask().json()
-        if not said(answer["choices"][0]):
+        if not text_of(answer["choices"][0]):
             return str(answer)
-        told = answer.get("usage", {}).get("completion_tokens")
-        return ("ok" if 0 < told <= 12 else str(answer)) if told is not None else "ok, no tokens told"
+        counted = answer.get("usage", {}).get("completion_tokens")
+        return ("ok" if 0 < counted <= 12 else str(answer)) if counted is not None else "ok, no tokens reported"
 
     def stream(self) -> str:
         reply = self.ask(stream=True)
-        told = events(reply.text)
-        whole = "".join(said(event["choices"][0]) for event in told if event["choices"])
-        return "ok" if whole and reply.text.rstrip().endswith("[DONE]") and not any(event.get("usage") for event in told) else reply.text
+        parts = events(reply.text)
+        whole = "".join(text_of(event["choices"][0]) for event in parts if event["choices"])
+        return "ok" if whole and reply.text.rstrip().endswith("[DONE]") and not any(event.get("usage") for event in parts) else reply.text
 
     def tools(self) -> str:
         if not self.subject.chats:
@@ -112,9 +112,9 @@ class Asker:
         self._fault("")
         self.stack.eventually(lambda: not self.stack.status()["exchanges"]["open"], "the slot is free again")
         try:
-            self.stack.eventually(lambda: self._cancelled() > before, "it is told as cancelled")
+            self.stack.eventually(lambda: self._cancelled() > before, "it is reported as cancelled")
         except AssertionError:
-            return "not told as cancelled"
+            return "not reported as cancelled"
         return "ok"
 
     def _cancelled(self) -> int:
@@ -136,15 +136,15 @@ class Asker:
             return "ok" if b"[DONE]" not in got else "a good end was made up"
         finally:
             self._fault("")
-        is_told = b"upstream_truncated" in got or reply.status_code == 502  # it died before Envoy had sent anything on
-        return "ok" if is_told else got[-200:].decode()
+        is_reported = b"upstream_truncated" in got or reply.status_code == 502  # it died before Envoy had sent anything on
+        return "ok" if is_reported else got[-200:].decode()
 
     def _fault(self, fault: str) -> None:
         if self.subject.faults is not None:
             self.subject.faults(fault)
 
 
-def said(choice: dict[str, Any]) -> str:
+def text_of(choice: dict[str, Any]) -> str:
     """Return the text of one choice: of a message, of a delta, or of a completion."""
     return (choice.get("message") or choice.get("delta") or choice).get("content", choice.get("text")) or ""
 
@@ -154,23 +154,23 @@ def refused(reply: httpx.Response) -> str:
     return f"{reply.status_code} {reply.json()['error']['code']}"
 
 
-def outcome(step: Callable[[Asker], str], asker: Asker) -> str:
+def outcome(step: Callable[[StepClient], str], step_client: StepClient) -> str:
     """Return the outcome of a step; a fault is one of the outcomes."""
     try:
-        return step(asker)
+        return step(step_client)
     except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"[:200]
 
 
-STEPS: dict[str, tuple[Callable[[Asker], str], tuple[str, ...]]] = {
-    "chat": (Asker.chat, ("ok",)),
-    "stream": (Asker.stream, ("ok",)),
-    "tools": (Asker.tools, ("ok", "no call", "400 invalid_request")),
-    "embeddings": (Asker.embeddings, ("ok", "no model")),
-    "rerank": (Asker.rerank, ("ok", "no model")),
-    "over-long context": (Asker.context, ("400 context_length_exceeded", "it fits")),
-    "bad parameter": (Asker.parameter, ("400 invalid_request",)),
-    "cancel": (Asker.cancel, ("ok",)),
-    "killed mid-stream": (Asker.killed, ("ok", "not ours to kill")),
+STEPS: dict[str, tuple[Callable[[StepClient], str], tuple[str, ...]]] = {
+    "chat": (StepClient.chat, ("ok",)),
+    "stream": (StepClient.stream, ("ok",)),
+    "tools": (StepClient.tools, ("ok", "no call", "400 invalid_request")),
+    "embeddings": (StepClient.embeddings, ("ok", "no model")),
+    "rerank": (StepClient.rerank, ("ok", "no model")),
+    "over-long context": (StepClient.context, ("400 context_length_exceeded", "it fits")),
+    "bad parameter": (StepClient.parameter, ("400 invalid_request",)),
+    "cancel": (StepClient.cancel, ("ok",)),
+    "killed mid-stream": (StepClient.killed, ("ok", "not ours to kill")),
 }
 """The steps, each with its correct outcomes. Small models have no template for tools: they call none, or Ollama says so."""

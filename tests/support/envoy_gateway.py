@@ -157,8 +157,8 @@ def _asked(egctl: str, rendered: list[dict[str, Any]]) -> Resources:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump_all(documents, file)
         command = [egctl, "experimental", "translate", "--to", "xds", "--type", "all", "--output", "json", "--file", file.name]
-        told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    configs = {each["@type"].rpartition(".")[2]: each for each in _snake(told["xds"]["inference/public"]["configs"])}
+        output = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    configs = {each["@type"].rpartition(".")[2]: each for each in _snake(output["xds"]["inference/public"]["configs"])}
     return {
         "Listener": [each["active_state"]["listener"] for each in configs["ListenersConfigDump"]["dynamic_listeners"]],
         "RouteConfiguration": [each["route_config"] for each in configs["RoutesConfigDump"]["dynamic_route_configs"]],

@@ -48,7 +48,7 @@ def run(version: str, tests: list[str]) -> Outcome:
     """Run the tests with one Envoy."""
     path = os.pathsep.join((str(installed(version)), os.environ.get("PATH", "")))
     with tempfile.TemporaryDirectory(prefix="din-matrix-") as folder:
-        told = Path(folder) / "told.xml"
+        report = Path(folder) / "report.xml"
         print(f"== Envoy {version}", flush=True)
         began = time.monotonic()
         command = [
@@ -60,11 +60,11 @@ def run(version: str, tests: list[str]) -> Outcome:
             "logical",
             "--dist",
             "loadfile",
-            f"--junit-xml={told}",
+            f"--junit-xml={report}",
             *tests,
         ]
         status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
-        cases = list(ET.parse(told).iter("testcase")) if told.exists() else []
+        cases = list(ET.parse(report).iter("testcase")) if report.exists() else []
     failed = tuple(f"{case.get('classname')}::{case.get('name')}" for case in cases if {each.tag for each in case} & {"failure", "error"})
     passed = len({(case.get("classname"), case.get("name")) for case in cases}) - len(set(failed))
     return Outcome(version=version, passed=passed, failed=failed, seconds=time.monotonic() - began, exit_status=status)

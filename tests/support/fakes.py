@@ -52,7 +52,7 @@ class FakeFlow:
         self.ends += 1
 
 
-class FakeConductor:
+class FakeHandlerFactory:
     """Makes a `FakeFlow` per stream and keeps them."""
 
     def __init__(self, decision: Decision = send_on, treat: Callable[[ResponseHead], Treatment] = lambda _head: PASS) -> None:
@@ -131,10 +131,10 @@ class FakeLearner:
     """Both learners of exchanges: records what it learns from."""
 
     def __init__(self) -> None:
-        self.lessons: list[tuple[object, ...]] = []
+        self.learned: list[tuple[object, ...]] = []
 
     def learn(self, *lesson: object) -> None:
-        self.lessons.append(lesson)
+        self.learned.append(lesson)
 
 
 class LoopbackServer:
@@ -205,10 +205,10 @@ class FakeRegistry(LoopbackServer):
         return web.json_response({"lease": self.lease, "warnings": []}, status=201)
 
     async def _beat(self, request: web.Request) -> web.Response:
-        said = await request.json()
-        denied = self._denied(request, said["lease"])
+        beat = await request.json()
+        denied = self._denied(request, beat["lease"])
         if denied is None:
-            self.beats.append(said)
+            self.beats.append(beat)
         return denied or web.json_response({"drain": self.drain})
 
     async def _drain(self, request: web.Request) -> web.Response:

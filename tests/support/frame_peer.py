@@ -92,7 +92,7 @@ class Peer:
     def __init__(self, *, limits: WireLimits | None = None, hello: bytes = HELLO, now: float = 0.0) -> None:
         self.grpc = connection(limits=limits, now=now)
         self.now = now
-        self.heard: list[Seen] = []
+        self.received: list[Seen] = []
         self.events: list[Event] = []
         self._decoder = hpack.Decoder()
         self.say(hello)
@@ -100,13 +100,13 @@ class Peer:
     def say(self, *what: bytes) -> list[Seen]:
         """Send bytes, and return the frames of the reply."""
         self.grpc.receive(b"".join(what), self.now)
-        return self.hear()
+        return self.take_frames()
 
-    def hear(self) -> list[Seen]:
+    def take_frames(self) -> list[Seen]:
         """Return the frames that the server has written since."""
         self.events += self.grpc.take_events()
         new = split(self.grpc.take())
-        self.heard += new
+        self.received += new
         return new
 
     def headers(self, seen: Seen) -> dict[str, str]:
@@ -115,9 +115,9 @@ class Peer:
 
     def fields(self, stream_id: int) -> list[dict[str, str]]:
         """Decode all header blocks of a stream. Call it once only."""
-        return [self.headers(seen) for seen in self.heard if seen.kind == frames.HEADERS and seen.stream_id == stream_id]
+        return [self.headers(seen) for seen in self.received if seen.kind == frames.HEADERS and seen.stream_id == stream_id]
 
-    def told(self, stream_id: int) -> list[str]:
+    def event_names(self, stream_id: int) -> list[str]:
         """Return the names of the events of a call."""
         return [type(event).__name__ for event in self.events if event.call.id == stream_id]
 
@@ -127,8 +127,8 @@ class Peer:
 
     def goodbye(self) -> Seen | None:
         """Return the GOAWAY frame, if there was one."""
-        return next((seen for seen in self.heard if seen.kind == frames.GOAWAY), None)
+        return next((seen for seen in self.received if seen.kind == frames.GOAWAY), None)
 
     def resets(self) -> list[tuple[int, int]]:
         """Return (stream, code) of every RST_STREAM."""
-        return [(seen.stream_id, seen.code) for seen in self.heard if seen.kind == frames.RST_STREAM]
+        return [(seen.stream_id, seen.code) for seen in self.received if seen.kind == frames.RST_STREAM]

@@ -56,10 +56,10 @@ class UsageFilter:
         out, facts, log, cost = self._play(
             self._lua.table(*chunks), known, self._table(headers), ending.encode(), clock and self._lua.table(*clock)
         )
-        told = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
+        decoded = {key.decode(): value.decode() if isinstance(value, bytes) else value for key, value in facts.items()}
         for key in ("request_id", "strip_usage", "dialect", "choices", "ends", "price"):
-            told.pop(key, None)
-        return Played(out=out, facts=told, log=log.decode(), cost=(cost or b"").decode())
+            decoded.pop(key, None)
+        return Played(out=out, facts=decoded, log=log.decode(), cost=(cost or b"").decode())
 
     def first_bad_split(self, body: bytes, *, headers: dict[str, str] = SSE, strip: bool = False, dialect: str = "") -> int:
         """Play the body cut in two at every place, and byte by byte (-1). Returns 0, or the first cut that changes bytes or facts."""

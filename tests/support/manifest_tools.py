@@ -73,17 +73,17 @@ def kubeconform(folder: Path) -> str:
     schemas.mkdir()
     for file in SCHEMAS.glob("*.json"):
         (schemas / file.name.lower()).write_text(file.read_text())
-    told = []
+    results = []
     for version in KUBERNETES:
-        standing_alone(version, schemas)
+        write_standalone(version, schemas)
         where = [f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"]
         where.append(f"{schemas}/{{{{ .Group }}}}_{{{{ .ResourceAPIVersion }}}}_{{{{ .ResourceKind }}}}.json")
         locations = [word for each in where for word in ("-schema-location", each)]
-        told.append(go(KUBECONFORM, "-strict", "-summary", "-ignore-missing-schemas", *locations, str(manifests)).strip())
-    return "\n".join(f"Kubernetes {version}: {said}" for version, said in zip(KUBERNETES, told, strict=True))
+        results.append(go(KUBECONFORM, "-strict", "-summary", "-ignore-missing-schemas", *locations, str(manifests)).strip())
+    return "\n".join(f"Kubernetes {version}: {result}" for version, result in zip(KUBERNETES, results, strict=True))
 
 
-def standing_alone(version: str, folder: Path) -> None:
+def write_standalone(version: str, folder: Path) -> None:
     """Return Kubernetes' strict schemas with inlined definitions: kubeconform follows no reference to another local file."""
     source = _KUBERNETES_SCHEMAS / f"v{version}.0-local-strict"
     definitions = json.loads((source / "_definitions.json").read_text())["$defs"]
@@ -106,8 +106,8 @@ def istio(folder: Path) -> str:
     """Have Istio translate what is rendered, and run the proxies that it makes in front of a real sidecar."""
     program = folder / "istio_translate"
     run("go", "build", "-o", str(program), ".", folder=ISTIO, GOFLAGS="-mod=mod", CGO_ENABLED="0")
-    told = run(sys.executable, "-m", "pytest", "-q", "tests/e2e/test_istio.py", folder=ROOT, DIN_ISTIO_TRANSLATOR=str(program))
-    return told.strip().splitlines()[-1]
+    results = run(sys.executable, "-m", "pytest", "-q", "tests/e2e/test_istio.py", folder=ROOT, DIN_ISTIO_TRANSLATOR=str(program))
+    return results.strip().splitlines()[-1]
 
 
 TOOLS: dict[str, Callable[[Path], str]] = {"helm": helm, "kubeconform": kubeconform, "compose": compose, "istio": istio}

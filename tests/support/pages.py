@@ -124,13 +124,13 @@ class Console:
         exported = words[1].partition("=")[0] if words[0] == "export" else ""
         if exported:
             command = f'{command}\nprintf %s "${exported}"'
-        told = subprocess.run(
+        done = subprocess.run(
             ["bash", "-ec", command], cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
-        assert told.returncode == 0, f"{command}\n{told.stdout}{told.stderr}"
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         if exported:
-            self._environment[exported] = told.stdout
-        return told.stdout
+            self._environment[exported] = done.stdout
+        return done.stdout
 
     def end(self, *words: str) -> None:
         """End what runs with these words."""

@@ -50,8 +50,8 @@ def _page(promtool: str, url: str) -> list[str]:
 
 def _asked(command: list[str], given: bytes = b"") -> list[str]:
     done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
-    said = (done.stdout + done.stderr).decode(errors="replace").strip()
-    return [f"{' '.join(command[1:])}: {said}"] if done.returncode else []
+    output = (done.stdout + done.stderr).decode(errors="replace").strip()
+    return [f"{' '.join(command[1:])}: {output}"] if done.returncode else []
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ class Provider:
             contents.append({**common, "choices": [], "usage": _USAGE})
         return [*(f"data: {json.dumps(each)}\n\n".encode() for each in contents), b"data: [DONE]\n\n"]
 
-    def unauthorized(self, shown: str) -> web.Response:
+    def unauthorized(self, sent_credential: str) -> web.Response:
         """Return the refusal of a credential, which repeats it as providers do."""
-        return _openai_error(401, "invalid_request_error", "invalid_api_key", f"Incorrect API key provided: {shown}.")()
+        return _openai_error(401, "invalid_request_error", "invalid_api_key", f"Incorrect API key provided: {sent_credential}.")()
 
     async def _serve(self) -> None:
         app = web.Application()
@@ -122,9 +122,9 @@ class Provider:
         body = await request.json()
         self.seen.append((request.path_qs, {name.lower(): value for name, value in request.headers.items()}, body))
         name, prefix = self._header
-        shown = request.headers.get(name, "")
-        if shown.removeprefix(prefix) not in self.credentials:
-            return self.unauthorized(shown)
+        sent_credential = request.headers.get(name, "")
+        if sent_credential.removeprefix(prefix) not in self.credentials:
+            return self.unauthorized(sent_credential)
         if (failure := self.fail()) is not None:
             return failure
         other = self.OTHER.get(request.path.rpartition("/v1/")[2])
@@ -188,9 +188,9 @@ class AnthropicProvider(Provider):
         """Return the events of a streamed answer."""
         return [encode_events([event]) for event in stream_events(self.whole(body, calls=calls))]
 
-    def unauthorized(self, shown: str) -> web.Response:
+    def unauthorized(self, sent_credential: str) -> web.Response:
         """Return the refusal of a credential."""
-        return _anthropic_error(401, "authentication_error", f"invalid x-api-key {shown}")()
+        return _anthropic_error(401, "authentication_error", f"invalid x-api-key {sent_credential}")()
 
     async def _good_answer(self, request: web.Request, body: dict[str, Any], prompt: str) -> web.StreamResponse:
         if request.path != "/v1/messages" or "anthropic-version" not in request.headers or "max_tokens" not in body:

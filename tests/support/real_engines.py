@@ -18,16 +18,18 @@ from typing import Any
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 from din_extproc.tools.bench.split import SplitOptions, split
-from tests.support.engine_steps import STEPS, Asker, Subject, outcome
+from tests.support.engine_steps import STEPS, StepClient, Subject, outcome
 from tests.support.servers import LlamaServer
 from tests.support.stack import Stack, key_of, node, tenant
 
 
-def parts(asker: Asker) -> str:
+def parts(step_client: StepClient) -> str:
     """Split the time of streams of 1 to 500 tokens."""
-    settings = load(asker.stack.config_file, {})
+    settings = load(step_client.stack.config_file, {})
     assert isinstance(settings, Settings), str(settings)
-    options = SplitOptions(url=asker.stack.url, key=key_of("acme"), model=asker.subject.chat, tokens=(1, 20, 100, 500), repeats=1)
+    options = SplitOptions(
+        url=step_client.stack.url, key=key_of("acme"), model=step_client.subject.chat, tokens=(1, 20, 100, 500), repeats=1
+    )
     found = split(settings, options)
     print("\n".join(found.lines()), file=sys.stderr)
     return "ok" if found.sound and [each.tokens for each in found.splits] == [1, 20, 100, 500] else found.verdict
@@ -59,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         stack = exits.enter_context(Stack({"pools": pools, "tenants": [tenant("acme")]}))
         rows = [["step", *(subject.title for subject in subjects)], ["---"] * (1 + len(subjects))]
         for step, (ask, right) in steps.items():
-            found = [outcome(ask, Asker(stack, subject)) for subject in subjects]
+            found = [outcome(ask, StepClient(stack, subject)) for subject in subjects]
             rows.append([step, *found])
             wrong += [f"{step}: {each}" for each in found if each not in right]
     print("\n".join(f"| {' | '.join(row)} |" for row in rows))
@@ -78,9 +80,9 @@ def _llamacpp(exits: ExitStack, pools: dict[str, Any]) -> Subject:
     return Subject("llama.cpp", "chat", "vectors", "ranks", servers["chat"].end)
 
 
-def _theirs(told: str, engine: str, pools: dict[str, Any], api: str = "openai") -> str:
+def _theirs(option: str, engine: str, pools: dict[str, Any], api: str = "openai") -> str:
     """Return the model's name of a pool over a running engine."""
-    address, _, model = told.partition("=")
+    address, _, model = option.partition("=")
     if not model:
         return ""
     name = f"{engine}-{len(pools)}"

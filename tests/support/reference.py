@@ -113,7 +113,7 @@ def _section(model: type[BaseModel], path: str, done: set[type[BaseModel]], exam
     if model in done:
         return
     done.add(model)
-    told = _attribute_texts(model)
+    texts = _attribute_texts(model)
     yield f"\n## {path}\n\n{_flat(inspect.getdoc(model) or '')}\n\n| key | type | default | example | meaning |\n|---|---|---|---|---|\n"
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
@@ -122,7 +122,7 @@ def _section(model: type[BaseModel], path: str, done: set[type[BaseModel]], exam
             f"{_type(field.annotation)}{_range(field)}",
             _default(field),
             _example(examples.get((model, key))),
-            _flat(told.get(name, "")),
+            _flat(texts.get(name, "")),
         )
         yield f"| `{key}` | {' | '.join(cells)} |\n"
         inner += [(key if path.endswith((".yaml", ".json")) else f"{path}.{key}", each) for each in models_in(field.annotation)]
@@ -132,14 +132,14 @@ def _section(model: type[BaseModel], path: str, done: set[type[BaseModel]], exam
 
 def _attribute_texts(model: type[BaseModel]) -> dict[str, str]:
     """The texts that stand below attributes in the source, those of the classes above too."""
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in reversed([each for each in model.__mro__ if issubclass(each, BaseModel) and each is not BaseModel]):
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         for before, after in zip(tree.body, tree.body[1:], strict=False):
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
             if isinstance(before, ast.AnnAssign) and isinstance(text, str):
-                told[before.target.id] = text
-    return told
+                texts[before.target.id] = text
+    return texts
 
 
 def _type(annotation: object) -> str:

@@ -42,7 +42,7 @@ TOOLS = [
         },
     }
 ]
-FACES = {
+ENGINES = {
     "vllm": ("vllm", "openai", True),
     "tensorrt_llm": ("tensorrt_llm", "openai", False),
     "tgi": ("tgi", "openai", False),
@@ -72,16 +72,18 @@ def command(name: str) -> tuple[list[str], Path]:
     return [str(python), str(SCRIPTS / f"{name}.py")], home
 
 
-def run(name: str, told: dict[str, Any]) -> dict[str, str]:
+def run(name: str, parameters: dict[str, Any]) -> dict[str, str]:
     """Return the result of each step: "" or the reason of its failure."""
     program, home = command(name)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([*program, json.dumps(told)], cwd=home, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [*program, json.dumps(parameters)], cwd=home, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     steps = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
     return steps or {"script": done.stderr[-500:]}
 
 
-def shown(steps: dict[str, str], skipped: list[str]) -> str:
+def describe(steps: dict[str, str], skipped: list[str]) -> str:
     """Return one cell of the table: success, or the failures."""
     wanted = [step for step in STEPS if step not in skipped]
     failed = [step for step in wanted if steps.get(step, "missing")]
@@ -91,14 +93,14 @@ def shown(steps: dict[str, str], skipped: list[str]) -> str:
 def start(exits: ExitStack) -> tuple[Stack, dict[str, EngineSim]]:
     """Start everything that the clients call."""
     options = {"decode_rate": 1000.0, "prefill_rate": 1e6, "auto_tool_choice": True}
-    sims: dict[str, dict[str, Any]] = {name: {"model": name, "api": face, **options} for name, (face, _, _) in FACES.items()}
-    for name, (face, _, embeds) in FACES.items():
+    sims: dict[str, dict[str, Any]] = {name: {"model": name, "api": modelled, **options} for name, (modelled, _, _) in ENGINES.items()}
+    for name, (modelled, _, embeds) in ENGINES.items():
         if embeds:
-            sims[f"{name}-vectors"] = {"model": f"{name}-vectors", "api": face, "runner": "pooling", "dimensions": 8}
+            sims[f"{name}-vectors"] = {"model": f"{name}-vectors", "api": modelled, "runner": "pooling", "dimensions": 8}
     members = exits.enter_context(EngineFleet(sims)).members
     pools: dict[str, Any] = {}
     for at, (name, sim) in enumerate(members.items()):
-        engine, api, _ = FACES[name.removesuffix("-vectors")]
+        engine, api, _ = ENGINES[name.removesuffix("-vectors")]
         pools[f"pool-{at}"] = {"model": name, "engine": engine, "api": api, "nodes": [node(f"node-{at}", sim.address)]}
     for name, arguments in (("llamacpp", ("--ctx", "4096")), ("llamacpp-vectors", ("--ctx", "512", "--embedding", "--pooling", "mean"))):
         llama = exits.enter_context(LlamaServer(*arguments, "--parallel", "1", alias=name))
@@ -111,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run official clients against every engine.")
     parser.add_argument("--only", action="append", choices=list(CLIENTS), help="a client; all of them when none is given")
     wanted = parser.parse_args().only or list(CLIENTS)
-    engines = [*FACES, "llamacpp"]
+    engines = [*ENGINES, "llamacpp"]
     rows, faults = [], []
     with ExitStack() as exits:
         stack, members = start(exits)
@@ -121,14 +123,14 @@ def main() -> int:
                 continue
             cells = []
             for engine in engines:
-                skipped = [] if engine not in FACES or FACES[engine][2] else ["embeddings"]
-                skipped += [] if engine in FACES else ["tools", "retries"]
-                told = {"url": f"{stack.url}/v1", "key": key_of("acme"), "chat": engine, "vectors": f"{engine}-vectors"}
-                told |= {"tools": TOOLS, "tool_choice": "auto", "skip": skipped}
+                skipped = [] if engine not in ENGINES or ENGINES[engine][2] else ["embeddings"]
+                skipped += [] if engine in ENGINES else ["tools", "retries"]
+                parameters = {"url": f"{stack.url}/v1", "key": key_of("acme"), "chat": engine, "vectors": f"{engine}-vectors"}
+                parameters |= {"tools": TOOLS, "tool_choice": "auto", "skip": skipped}
                 if engine in members:
                     members[engine].fail("throttle:count=1")
-                steps = run(name, told)
-                cells.append(shown(steps, skipped))
+                steps = run(name, parameters)
+                cells.append(describe(steps, skipped))
                 faults += [f"{CLIENTS[name][0]}, {engine}, {step}: {why}" for step, why in steps.items() if why]
             rows.append([CLIENTS[name][0], *cells])
     lines = [["client", *engines], ["---"] * (len(engines) + 1), *rows]

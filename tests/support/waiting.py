@@ -23,7 +23,7 @@ async def until(holds: Callable[[], Any], what: Any = "it") -> Any:
             found = await found
         if found:
             return found
-        assert time.monotonic() < deadline, f"never happened: {_said(what)}"
+        assert time.monotonic() < deadline, f"never happened: {_describe(what)}"
         await asyncio.sleep(0.005)
 
 
@@ -31,7 +31,7 @@ def eventually(holds: Callable[[], Any], what: Any = "it") -> Any:
     """Block until `holds()` is true, and return what it returned. `what` may be a function, for what only then can be said."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := holds()):
-        assert time.monotonic() < deadline, f"never happened: {_said(what)}"
+        assert time.monotonic() < deadline, f"never happened: {_describe(what)}"
         time.sleep(0.02)
     return found
 
@@ -84,5 +84,5 @@ class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
         return ready
 
 
-def _said(what: Any) -> Any:
+def _describe(what: Any) -> Any:
     return what() if callable(what) else what

@@ -18,7 +18,7 @@ from din_extproc.domain.verdict import Send
 from din_extproc.edge.grpc.ext_proc import ExtProcService
 from din_extproc.edge.grpc.h2_server import H2Server
 from din_extproc.edge.grpc.services import AccessLogService, HealthService
-from tests.support.fakes import FakeConductor
+from tests.support.fakes import FakeHandlerFactory
 from tests.support.rig import Rig, rig
 from tests.support.waiting import until
 
@@ -33,8 +33,8 @@ class Wired:
     def __init__(self, parts: Rig) -> None:
         self.parts = parts
         self.logs = []
-        self.conductor = FakeConductor(self.decide)
-        self.services = [HealthService(), ExtProcService(self.conductor), AccessLogService(self._log, linger_s=0.1)]
+        self.handler_factory = FakeHandlerFactory(self.decide)
+        self.services = [HealthService(), ExtProcService(self.handler_factory), AccessLogService(self._log, linger_s=0.1)]
         self.server = H2Server(self.services, max_body_bytes=CAP)
         self.addresses = [f"unix:{path}" for path in (parts.sidecar.ext_proc, parts.sidecar.access_log)]
         self.port = parts.envoy.port
@@ -65,13 +65,13 @@ class Wired:
 
     def forget(self) -> None:
         """Reset the counts."""
-        self.conductor.flows.clear()
+        self.handler_factory.flows.clear()
         self.logs.clear()
 
     async def at_rest(self):
         """Check that every exchange has ended once, that only Envoy's two access log calls are open, and that Envoy is idle."""
         await until(lambda: self.open_streams == 0)
-        assert all(flow.ends == 1 for flow in self.conductor.flows)
+        assert all(flow.ends == 1 for flow in self.handler_factory.flows)
         assert all(connection.grpc.held == 0 for connection in self.server.connections)
         assert all(not connection.grpc.fault for connection in self.server.connections)
         assert self.server.calls <= 2

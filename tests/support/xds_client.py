@@ -54,26 +54,26 @@ class XdsClient:
         """Handle a response and return the requests that follow."""
         response = (DeltaDiscoveryResponse if self.delta else DiscoveryResponse).FromString(data)
         kind = response.type_url
-        told = self._told(response)
+        sent = self._read_resources(response)
         removed = set(response.removed_resources) if isinstance(response, DeltaDiscoveryResponse) else set()
         if kind == CLUSTER and not self.delta:
-            removed = self.has[kind].keys() - told.keys()
-        self.order.append((kind, frozenset(told), frozenset(removed)))
+            removed = self.has[kind].keys() - sent.keys()
+        self.order.append((kind, frozenset(sent), frozenset(removed)))
         if kind == ASSIGNMENT:
-            self.dangling += sorted(told.keys() - self.has[CLUSTER].keys())
-        refused = self.refuses & set(told.values())
+            self.dangling += sorted(sent.keys() - self.has[CLUSTER].keys())
+        refused = self.refuses & set(sent.values())
         kept, before = self.has[kind], dict(self.has[kind])
-        wanted = self.nodes_for if kind == ASSIGNMENT else told.keys()  # nodes of a cluster that went meanwhile are nobody's
-        kept.update({name: value for name, value in told.items() if value not in refused and name in wanted})
+        wanted = self.nodes_for if kind == ASSIGNMENT else sent.keys()  # nodes of a cluster that went meanwhile are nobody's
+        kept.update({name: value for name, value in sent.items() if value not in refused and name in wanted})
         for name in removed:
             kept.pop(name, None)
         answer = self._answer(kind, response.nonce, refused=bool(refused))
         if kind == ROUTES:
             return [answer]
         if kind == ASSIGNMENT:
-            self.warming -= told.keys()
+            self.warming -= sent.keys()
             return [answer, *self._warm()]
-        new = {name for name, value in told.items() if value not in refused and value != before.get(name)}
+        new = {name for name, value in sent.items() if value not in refused and value != before.get(name)}
         self.warming = (self.warming | new) & kept.keys()
         self.held_back.append(answer)
         return [*self._follow(), *self._warm()]
@@ -82,15 +82,15 @@ class XdsClient:
         """Return the delayed acknowledgements once no cluster is missing nodes."""
         if self.warming:
             return []
-        said, self.held_back = self.held_back, []
-        return said
+        held, self.held_back = self.held_back, []
+        return held
 
     def give_up(self) -> list[bytes]:
         """Accept clusters without nodes, as Envoy does after a while."""
         self.warming.clear()
         return self._warm()
 
-    def _told(self, response) -> dict[str, bytes]:
+    def _read_resources(self, response) -> dict[str, bytes]:
         if isinstance(response, DeltaDiscoveryResponse):
             return {each.name: each.resource.value for each in response.resources}
         found = {}

@@ -1,4 +1,4 @@
-"""The conductor of a request: the order of things, and that whatever was taken is given back, however the exchange ends."""
+"""The request handler: the order of its stages, and the release of all that it acquired, however the exchange ends."""
 
 import asyncio
 import json

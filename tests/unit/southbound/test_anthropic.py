@@ -7,7 +7,7 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.anthropic import ANTHROPIC
 from tests.support.anthropic_answers import ANSWER, CALL_ANSWER, encode_events, stream_events
-from tests.support.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, streamed, text_of
 
 CHAT = Operation.CHAT
 HELLO = [{"role": "user", "content": "hi"}]
@@ -139,7 +139,7 @@ def test_stop_reasons_have_openais_names(reason, made):
 def test_a_stream_is_chunks_with_usage_at_the_end():
     events = streamed(ANTHROPIC, asked(), TEXT_STREAM)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert said(events) == "Hello there!"
+    assert text_of(events) == "Hello there!"
     whole = json.loads(ANTHROPIC.translate_answer(asked(), OK, json.dumps(ANSWER).encode()))
     assert events[-3]["choices"][0]["finish_reason"] == "stop"
     assert (events[-2]["usage"], events[-1]) == (whole["usage"], "[DONE]")

@@ -7,7 +7,7 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.domain.verdict import Refusal
 from din_extproc.southbound.ollama import OLLAMA
-from tests.support.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, streamed, text_of
 
 CHAT, TEXT, VECTORS = Operation.CHAT, Operation.COMPLETIONS, Operation.EMBEDDINGS
 HELLO = [{"role": "user", "content": "hello"}]
@@ -126,7 +126,7 @@ def test_lines_become_events_with_role_text_end_usage_and_done():
     last = b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":1,"eval_count":2}\n'
     events = streamed(OLLAMA, asked(), *lines, last)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert said(events) == "a b"
+    assert text_of(events) == "a b"
     assert events[-3]["choices"][0]["finish_reason"] == "stop"
     assert events[-2]["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     assert events[-1] == "[DONE]"
@@ -137,7 +137,7 @@ def test_an_error_in_the_stream_is_told_in_band_and_nothing_follows_it(line):
     events = streamed(OLLAMA, asked(), b'{"message":{"content":"a"}}\n', line, b'{"message":{"content":"b"}}\n')
     assert events[-2]["error"]["code"] == "upstream_error"
     assert events[-1] == "[DONE]"
-    assert said(events) == "a"
+    assert text_of(events) == "a"
 
 
 def test_a_stream_that_breaks_off_says_no_end_of_its_own():

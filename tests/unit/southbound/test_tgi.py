@@ -7,7 +7,7 @@ import pytest
 from din_extproc.domain.request import Operation
 from din_extproc.domain.response import ResponseHead
 from din_extproc.southbound.tgi import TGI
-from tests.support.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, streamed, text_of
 
 TEXT = Operation.COMPLETIONS
 
@@ -54,7 +54,7 @@ def test_chats_go_through_the_messages_api_of_the_same_server():
 def test_tokens_become_events_special_ones_are_left_out_and_details_are_the_end():
     details = {"finish_reason": "eos_token", "generated_tokens": 3, "input_length": 4}
     events = streamed(TGI, asked(TEXT), event("a"), event(" b"), event("</s>", special=True, details=details))
-    assert said(events) == "a b"
+    assert text_of(events) == "a b"
     assert events[2]["choices"][0]["finish_reason"] == "stop"
     assert events[3]["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
     assert events[4:] == ["[DONE]"]

@@ -6,7 +6,7 @@ import pytest
 
 from din_extproc.domain.request import Operation
 from din_extproc.southbound.triton import TRITON
-from tests.support.dialects import OK, ask, asked, said, streamed
+from tests.support.dialects import OK, ask, asked, streamed, text_of
 
 TEXT, VECTORS, RANK = Operation.COMPLETIONS, Operation.EMBEDDINGS, Operation.RERANK
 
@@ -69,7 +69,7 @@ def test_what_is_no_float_is_no_answer(operation, number):
 def test_the_end_of_the_body_is_the_end_of_the_answer():
     parts = [b'data: {"text_output":"a"}\n\n', b'data: {"text_output":" b"}\n\n']
     events = streamed(TRITON, asked(TEXT, max_tokens=5), *parts)
-    assert (said(events), events[-2]["choices"][0]["finish_reason"], events[-1]) == ("a b", "stop", "[DONE]")
+    assert (text_of(events), events[-2]["choices"][0]["finish_reason"], events[-1]) == ("a b", "stop", "[DONE]")
     assert streamed(TRITON, asked(TEXT, max_tokens=2), *parts)[-2]["choices"][0]["finish_reason"] == "length"
     assert streamed(TRITON, asked(TEXT), *parts, b'data: {"error":"out of memory"}\n\n')[-2]["error"]["message"] == "out of memory"
     assert streamed(TRITON, asked(TEXT)) == []

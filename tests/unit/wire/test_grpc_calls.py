@@ -20,10 +20,10 @@ def test_three_messages_and_their_replies_share_one_stream():
     for reply in (b"1", b"2", b"3"):
         peer.grpc.send(call, reply)
     peer.grpc.finish(call)
-    heard = peer.hear()
-    assert body(heard) == message(b"1") + message(b"2") + message(b"3")
+    received = peer.take_frames()
+    assert body(received) == message(b"1") + message(b"2") + message(b"3")
     assert peer.fields(1) == [{":status": "200", "content-type": "application/grpc"}, {"grpc-status": "0"}]
-    assert heard[-1].flags == frames.END_HEADERS | frames.END_STREAM
+    assert received[-1].flags == frames.END_HEADERS | frames.END_STREAM
     assert peer.resets() == []
     assert peer.grpc.calls == 0
 
@@ -32,7 +32,7 @@ def test_a_call_that_fails_before_its_first_reply_has_trailers_only():
     peer = Peer()
     peer.say(opening(1, flags=5))
     peer.grpc.finish(peer.call(1), 12, "no 100 % näme\n")
-    (only,) = peer.hear()
+    (only,) = peer.take_frames()
     assert only.flags == frames.END_HEADERS | frames.END_STREAM
     assert peer.headers(only) == {
         ":status": "200",
@@ -47,7 +47,7 @@ def test_a_call_that_fails_late_has_its_status_in_the_trailers():
     peer.say(opening(1))
     peer.grpc.send(peer.call(1), b"x")
     peer.grpc.finish(peer.call(1), 13, "late")
-    peer.hear()
+    peer.take_frames()
     assert peer.fields(1)[-1] == {"grpc-status": "13", "grpc-message": "late"}
     assert peer.resets() == [(1, ErrorCode.NO_ERROR)]
 
@@ -61,7 +61,7 @@ def test_nothing_is_sent_on_a_call_that_is_over():
     for call in (first, second):
         peer.grpc.send(call, b"late")
         peer.grpc.finish(call, 13, "late")
-    assert peer.hear() == []
+    assert peer.take_frames() == []
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ def test_what_is_no_grpc_request_is_told_so_in_http(changed, status):
 def test_every_kind_of_grpc_is_taken(content_type):
     peer = Peer()
     peer.say(opening(1, content_type=content_type))
-    assert peer.told(1) == ["Opened"]
+    assert peer.event_names(1) == ["Opened"]
 
 
 def test_a_compressed_message_is_unimplemented_and_ends_only_its_call():
     peer = Peer()
     peer.say(opening(1), opening(3), data(1, message(b"fine") + message(b"zip", compressed=1) + message(b"after")))
-    assert peer.told(1) == ["Opened", "Message", "Cut"]
+    assert peer.event_names(1) == ["Opened", "Message", "Cut"]
     assert peer.fields(1)[-1]["grpc-status"] == "12"
     peer.say(data(1, message(b"ignored")), data(3, message(b"fine")))
-    assert peer.told(1) == ["Opened", "Message", "Cut"]
-    assert peer.told(3) == ["Opened", "Message"]
+    assert peer.event_names(1) == ["Opened", "Message", "Cut"]
+    assert peer.event_names(3) == ["Opened", "Message"]
 
 
 def test_a_message_over_the_limit_is_refused_by_its_prefix():
     peer = Peer(limits=WireLimits(max_message_bytes=1000))
     peer.say(opening(1), data(1, message(b"x" * 1000)))
-    assert peer.told(1) == ["Opened", "Message"]
+    assert peer.event_names(1) == ["Opened", "Message"]
     peer.say(data(1, b"\0\0\0\x03\xe9"))
-    assert peer.told(1)[-1] == "Cut"
+    assert peer.event_names(1)[-1] == "Cut"
     assert peer.fields(1)[-1] == {
         ":status": "200",
         "content-type": "application/grpc",
@@ -116,17 +116,17 @@ def test_unfinished_messages_of_all_calls_together_are_bounded():
     started = message(b"\0" * 30_000)[:20_000]
     for stream_id in (1, 3, 5):
         peer.say(opening(stream_id), data(stream_id, started))
-    assert [peer.told(stream_id)[-1] for stream_id in (1, 3, 5)] == ["Opened", "Opened", "Cut"]
+    assert [peer.event_names(stream_id)[-1] for stream_id in (1, 3, 5)] == ["Opened", "Opened", "Cut"]
     assert peer.grpc.held == 40_000
     peer.say(data(1, message(b"\0" * 30_000)[20_000:]), frame(frames.RST_STREAM, 0, 3, frames.WORD.pack(8)))
-    assert peer.told(1) == ["Opened", "Message"]
+    assert peer.event_names(1) == ["Opened", "Message"]
     assert peer.grpc.held == 0
 
 
 def test_an_incomplete_last_message_fails_the_call():
     peer = Peer()
     peer.say(opening(1), data(1, message(b"whole") + b"\0\0\0", end=True))
-    assert peer.told(1) == ["Opened", "Message", "Cut"]
+    assert peer.event_names(1) == ["Opened", "Message", "Cut"]
     assert peer.fields(1)[-1]["grpc-status"] == "13"
     assert peer.grpc.held == 0
 
@@ -145,7 +145,7 @@ def test_a_message_in_single_bytes_is_one_message():
     for at, byte in enumerate(message(b"slow") + message(b"")):
         peer.say(data(1, bytes((byte,)), end=at == 13))
     assert [event.data for event in peer.events if type(event) is Message] == [b"slow", b""]
-    assert peer.told(1)[-1] == "HalfClosed"
+    assert peer.event_names(1)[-1] == "HalfClosed"
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [("1H", 3600), ("2M", 120), ("3S", 3), ("40m", 0.04), ("50u", 5e-5), ("60n", 6e-8)])
@@ -168,8 +168,8 @@ def test_a_call_past_its_deadline_is_ended_and_the_next_deadline_known():
     peer.say(opening(1, grpc_timeout="5S"), opening(3, grpc_timeout="1S"), opening(5))
     assert peer.grpc.next_deadline == 101
     peer.grpc.expire(101)
-    peer.hear()
-    assert peer.told(3) == ["Opened", "Cut"]
+    peer.take_frames()
+    assert peer.event_names(3) == ["Opened", "Cut"]
     assert peer.fields(3)[-1]["grpc-status"] == "4"
     assert peer.grpc.next_deadline == 105
     peer.grpc.expire(106)
@@ -184,7 +184,7 @@ def test_a_reply_waits_for_the_windows_and_its_trailers_behind_it():
     peer.grpc.send(call, b"abcdefghij")
     peer.grpc.send(call, b"k")
     peer.grpc.finish(call)
-    assert body(peer.hear()) == message(b"abcdefghij")[:10]
+    assert body(peer.take_frames()) == message(b"abcdefghij")[:10]
     assert body(peer.say(window_update(1, 1))) == b"f"
     assert peer.say(window_update(0, 1000)) == []
     rest = peer.say(window_update(1, 1000))
@@ -198,7 +198,7 @@ def test_a_window_may_shrink_below_zero_while_a_reply_waits():
     peer = Peer(hello=frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 100}))
     peer.say(opening(1))
     peer.grpc.send(peer.call(1), b"x" * 195)
-    assert len(body(peer.hear())) == 100
+    assert len(body(peer.take_frames())) == 100
     assert body(peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 20}))) == b""
     assert body(peer.say(window_update(1, 80))) == b""
     assert len(body(peer.say(window_update(1, 30)))) == 30
@@ -210,9 +210,9 @@ def test_the_connections_window_is_shared_fairly():
     peer.say(opening(1), opening(3))
     for stream_id in (1, 3):
         peer.grpc.send(peer.call(stream_id), b"\0" * 400_000)
-    peer.hear()
-    heard = peer.say(window_update(0, 200_000))
-    shares = [len(body(heard, stream_id)) for stream_id in (1, 3)]
+    peer.take_frames()
+    received = peer.say(window_update(0, 200_000))
+    shares = [len(body(received, stream_id)) for stream_id in (1, 3)]
     assert sum(shares) == 200_000
     assert min(shares) > 60_000
 
@@ -221,7 +221,7 @@ def test_frames_grow_only_as_far_as_the_peer_allows():
     peer = Peer(hello=HELLO + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**24, frames.MAX_FRAME_SIZE: 20_000}) + window_update(0, 2**24))
     peer.say(opening(1))
     peer.grpc.send(peer.call(1), b"\0" * 50_000)
-    assert [len(seen.payload) for seen in peer.hear() if seen.kind == frames.DATA] == [20_000, 20_000, 10_005]
+    assert [len(seen.payload) for seen in peer.take_frames() if seen.kind == frames.DATA] == [20_000, 20_000, 10_005]
 
 
 def test_a_full_socket_holds_data_back_but_no_control_frame():
@@ -232,7 +232,7 @@ def test_a_full_socket_holds_data_back_but_no_control_frame():
     assert [seen.kind for seen in peer.say(frame(frames.PING, 0, 0, b"12345678"))] == [frames.HEADERS, frames.PING]
     assert peer.grpc.held > 0
     peer.grpc.resume()
-    assert body(peer.hear()) == message(b"later")
+    assert body(peer.take_frames()) == message(b"later")
 
 
 def test_a_peer_that_opens_no_window_can_not_make_memory_grow():
@@ -243,15 +243,15 @@ def test_a_peer_that_opens_no_window_can_not_make_memory_grow():
         for _ in range(20):
             peer.grpc.send(peer.call(stream_id), b"\0" * 4000)
             assert peer.grpc.held <= limits.max_unsent_bytes
-    peer.hear()
+    peer.take_frames()
     assert peer.resets() == [(7, ErrorCode.ENHANCE_YOUR_CALM)]
-    assert peer.told(7) == ["Opened", "Cut"]
+    assert peer.event_names(7) == ["Opened", "Cut"]
     tiny = Peer(limits=limits, hello=frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     tiny.say(opening(1))
     for _ in range(10_000):
         tiny.grpc.send(tiny.call(1), b"")
-    tiny.hear()
-    assert tiny.told(1) == ["Opened", "Cut"]
+    tiny.take_frames()
+    assert tiny.event_names(1) == ["Opened", "Cut"]
     assert tiny.grpc.held == 0
 
 
@@ -261,7 +261,7 @@ def test_a_call_whose_reply_waits_past_its_deadline_is_reset():
     peer.grpc.send(peer.call(1), b"x")
     peer.grpc.finish(peer.call(1))
     peer.grpc.expire(2)
-    peer.hear()
+    peer.take_frames()
     assert peer.resets() == [(1, ErrorCode.CANCEL)]
     assert peer.grpc.held == peer.grpc.calls == 0
 
@@ -283,7 +283,7 @@ def test_a_call_that_says_nothing_whole_is_ended_and_one_that_has_spoken_may_be_
     peer.say(data(1, said))
     for at in range(0, 60, 5):
         peer.grpc.tick(at)
-    peer.hear()
+    peer.take_frames()
     assert peer.fields(1)[-1]["grpc-status"] == "4"
     assert peer.grpc.calls == 1
     assert peer.grpc.busy

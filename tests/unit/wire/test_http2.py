@@ -13,7 +13,7 @@ def word(number):
 
 def test_the_server_speaks_first_and_announces_a_header_table_of_0():
     peer = Peer(hello=b"")
-    first, second = peer.heard
+    first, second = peer.received
     settings = dict(frames.SETTING.iter_unpack(first.payload))
     assert (first.kind, second.kind) == (frames.SETTINGS, frames.WINDOW_UPDATE)
     assert settings[frames.HEADER_TABLE_SIZE] == 0
@@ -22,7 +22,7 @@ def test_the_server_speaks_first_and_announces_a_header_table_of_0():
 
 def test_settings_are_acknowledged_and_a_ping_comes_back_with_its_payload():
     peer = Peer()
-    assert (frames.SETTINGS, frames.ACK) in {(seen.kind, seen.flags) for seen in peer.heard}
+    assert (frames.SETTINGS, frames.ACK) in {(seen.kind, seen.flags) for seen in peer.received}
     (pong,) = peer.say(frame(frames.PING, 0, 0, b"12345678"))
     assert pong == (frames.PING, frames.ACK, 0, b"12345678")
 
@@ -32,7 +32,7 @@ def test_padding_and_priority_are_taken_off():
     padded = b"\x03" + b"\x00\x00\x00\x00\x10" + block() + b"\0\0\0"
     peer.say(frame(frames.HEADERS, frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY, 1, padded))
     peer.say(frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, b"\x02" + message(b"abc") + b"\0\0"))
-    assert peer.told(1) == ["Opened", "Message", "HalfClosed"]
+    assert peer.event_names(1) == ["Opened", "Message", "HalfClosed"]
     assert peer.events[1].data == b"abc"
 
 
@@ -42,7 +42,7 @@ def test_a_header_block_may_come_in_pieces():
     peer.say(frame(frames.HEADERS, 0, 1, whole[:3]), frame(frames.CONTINUATION, 0, 1, whole[3:9]))
     assert peer.events == []
     peer.say(frame(frames.CONTINUATION, frames.END_HEADERS, 1, whole[9:]))
-    assert peer.told(1) == ["Opened"]
+    assert peer.event_names(1) == ["Opened"]
 
 
 def test_padding_counts_for_the_windows():
@@ -133,7 +133,7 @@ def test_what_breaks_the_connection_is_answered_by_goaway_and_cuts_every_call(na
     assert peer.grpc.over
     assert peer.grpc.calls == 0
     opened = [event.call for event in peer.events if type(event).__name__ == "Opened"]
-    assert all(peer.told(call.id)[-1] == "Cut" for call in opened)
+    assert all(peer.event_names(call.id)[-1] == "Cut" for call in opened)
     assert peer.say(opening(99)) == []
 
 
@@ -165,7 +165,7 @@ def test_what_breaks_a_stream_resets_it_and_leaves_its_neighbours_alone(name):
     assert peer.resets() == [(1, code)]
     assert peer.goodbye() is None
     peer.say(opening(3), data(3, message(b"still here")))
-    assert peer.told(3) == ["Opened", "Message"]
+    assert peer.event_names(3) == ["Opened", "Message"]
 
 
 BAD_FIELDS = {
@@ -203,7 +203,7 @@ def test_late_frames_on_a_stream_that_we_ended_are_ignored_and_still_counted():
     peer = Peer()
     peer.say(opening(1))
     peer.grpc.finish(peer.call(1))
-    peer.hear()
+    peer.take_frames()
     assert peer.resets() == [(1, ErrorCode.NO_ERROR)]
     answer = peer.say(
         data(1, b"late" * 4000), window_update(1, 7), frame(frames.RST_STREAM, 0, 1, word(8)), frame(frames.HEADERS, 5, 1, b"")
@@ -235,7 +235,7 @@ def test_one_stream_too_many_is_refused_and_may_be_tried_again():
     peer.say(opening(1), opening(3), opening(5))
     assert peer.resets() == [(5, ErrorCode.REFUSED_STREAM)]
     peer.say(frame(frames.RST_STREAM, 0, 1, word(8)), opening(7))
-    assert peer.told(7) == ["Opened"]
+    assert peer.event_names(7) == ["Opened"]
 
 
 def test_unknown_frames_and_settings_are_ignored():
@@ -243,7 +243,7 @@ def test_unknown_frames_and_settings_are_ignored():
     peer.say(frame(0x77, 0xFF, 9, b"what?"), frames.settings({0x99: 1}), frame(frames.PRIORITY, 0, 3, b"\0\0\0\x01\x10"))
     peer.say(frame(frames.GOAWAY, 0, 0, word(0) + word(0)), opening(1))
     assert peer.goodbye() is None
-    assert peer.told(1) == ["Opened"]
+    assert peer.event_names(1) == ["Opened"]
 
 
 FLOODS = {
@@ -302,18 +302,18 @@ def test_answered_calls_may_be_reset_as_often_as_clients_hang_up():
 def test_a_silent_peer_is_asked_whether_it_lives_and_dropped_when_it_does_not():
     peer = Peer(limits=WireLimits(keepalive_s=30, keepalive_timeout_s=10))
     peer.grpc.tick(29)
-    assert peer.hear() == []
+    assert peer.take_frames() == []
     peer.grpc.tick(31)
-    (question,) = peer.hear()
+    (question,) = peer.take_frames()
     assert (question.kind, question.flags) == (frames.PING, 0)
     peer.now = 35
     peer.say(frame(frames.PING, frames.ACK, 0, question.payload))
     peer.grpc.tick(60)
-    assert peer.hear() == []
+    assert peer.take_frames() == []
     peer.grpc.tick(66)
-    assert [seen.kind for seen in peer.hear()] == [frames.PING]
+    assert [seen.kind for seen in peer.take_frames()] == [frames.PING]
     peer.grpc.tick(77)
-    peer.hear()
+    peer.take_frames()
     assert peer.goodbye().reason == "keepalive timeout"
     assert peer.grpc.over
 
@@ -331,15 +331,15 @@ def test_a_drain_warns_first_serves_what_was_under_way_and_is_over_with_the_last
     peer = Peer()
     peer.say(opening(1))
     peer.grpc.drain()
-    warning, ping = peer.hear()
+    warning, ping = peer.take_frames()
     assert (warning.kind, warning.payload[:4], warning.code) == (frames.GOAWAY, word(2**31 - 1), 0)
     peer.say(opening(3))
-    assert peer.told(3) == ["Opened"]
+    assert peer.event_names(3) == ["Opened"]
     (final,) = peer.say(frame(frames.PING, frames.ACK, 0, ping.payload))
     assert (final.kind, final.payload[:4]) == (frames.GOAWAY, word(3))
     assert peer.say(opening(5), data(5, b"x"), window_update(5, 1), frame(frames.RST_STREAM, 0, 5, word(8))) == []
     peer.say(data(1, message(b"more"), end=True), data(3, b"", end=True))
-    assert peer.told(1) == ["Opened", "Message", "HalfClosed"]
+    assert peer.event_names(1) == ["Opened", "Message", "HalfClosed"]
     peer.grpc.finish(peer.call(1))
     assert not peer.grpc.over
     peer.grpc.finish(peer.call(3))
@@ -350,8 +350,8 @@ def test_a_lost_transport_cuts_every_call():
     peer = Peer()
     peer.say(opening(1), opening(3))
     peer.grpc.lost()
-    peer.hear()
-    assert peer.told(1) == peer.told(3) == ["Opened", "Cut"]
+    peer.take_frames()
+    assert peer.event_names(1) == peer.event_names(3) == ["Opened", "Cut"]
     assert peer.grpc.calls == 0
 
 
@@ -370,7 +370,7 @@ def test_what_has_begun_and_does_not_become_whole_costs_the_connection_however_m
             peer.say(frame(frames.CONTINUATION, 0, 1, b""))
         assert peer.goodbye() is None
     peer.grpc.tick(40)
-    peer.hear()
+    peer.take_frames()
     assert peer.goodbye().reason == "a frame did not arrive in time"
 
 

@@ -14,7 +14,7 @@ from din_extproc.domain.verdict import ImmediateResponse, Send
 from din_extproc.edge.grpc.ext_proc import ExtProcService, ExtProcStream
 from din_extproc.edge.grpc.services import INVALID_ARGUMENT
 from din_extproc.edge.grpc.verdict_call import INTERNAL
-from tests.support.fakes import FakeConductor, FakeSink, send_on
+from tests.support.fakes import FakeHandlerFactory, FakeSink, send_on
 from tests.support.peer import EnvoyPeer, message
 from tests.support.waiting import turns, until
 
@@ -23,9 +23,9 @@ BODY = message("request_body", body=b"{}", end=True)
 
 
 def opened(decision=send_on):
-    sink, conductor = FakeSink(), FakeConductor(decision)
-    session = ExtProcStream(sink, ExtProcService(conductor))
-    return session, sink, conductor.flows[0]
+    sink, handler_factory = FakeSink(), FakeHandlerFactory(decision)
+    session = ExtProcStream(sink, ExtProcService(handler_factory))
+    return session, sink, handler_factory.flows[0]
 
 
 def play(peer, session, sink):
@@ -219,8 +219,8 @@ async def test_a_stream_that_has_ended_is_freed_without_a_collection():
 
     gc.disable()
     try:
-        sink, conductor = FakeSink(), FakeConductor()
-        session = Watched(sink, ExtProcService(conductor))
+        sink, handler_factory = FakeSink(), FakeHandlerFactory()
+        session = Watched(sink, ExtProcService(handler_factory))
         play(EnvoyPeer(), session, sink)
         watch = weakref.ref(session)
         del session
@@ -248,12 +248,12 @@ def answering(treat, status="200", instead=None):
     async def decide(head, body):
         return replace(await send_on(head, body), needs_response_head=True)
 
-    sink, conductor = FakeSink(), FakeConductor(decide, treat)
-    session = ExtProcStream(sink, ExtProcService(conductor))
-    conductor.flows[0].instead = instead
+    sink, handler_factory = FakeSink(), FakeHandlerFactory(decide, treat)
+    session = ExtProcStream(sink, ExtProcService(handler_factory))
+    handler_factory.flows[0].instead = instead
     for data in (HEADS, BODY, message("response_headers", {":status": status, "content-type": "x/y"})):
         session.message(data)
-    return session, sink, conductor.flows[0]
+    return session, sink, handler_factory.flows[0]
 
 
 async def test_the_flow_is_shown_the_answers_head_and_says_what_becomes_of_it():

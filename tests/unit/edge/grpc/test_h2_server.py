@@ -14,7 +14,7 @@ from din_extproc.wire import frames
 from din_extproc.wire.frames import ErrorCode, frame
 from din_extproc.wire.grpc import GrpcCall
 from din_extproc.wire.limits import WireLimits, limits_for
-from tests.support.fakes import FakeConductor
+from tests.support.fakes import FakeHandlerFactory
 from tests.support.frame_peer import HELLO, data, message, opening, split
 from tests.support.peer import message as extproc_message
 from tests.support.waiting import turns, until
@@ -249,8 +249,8 @@ def test_limits_let_the_largest_body_through_without_waiting(body):
 
 async def test_an_open_stream_costs_no_more_than_6000_bytes():
     count = 1000
-    conductor = FakeConductor()
-    service = ExtProcService(conductor)
+    handler_factory = FakeHandlerFactory()
+    service = ExtProcService(handler_factory)
     async with served(service) as (server, client):
         client.say(HELLO)
         await client.hear(3)
@@ -276,7 +276,7 @@ async def test_an_open_stream_costs_no_more_than_6000_bytes():
 
 
 async def test_calls_that_end_in_any_way_leave_nothing_for_the_garbage_collector():
-    service = ExtProcService(FakeConductor())
+    service = ExtProcService(FakeHandlerFactory())
     head = message(extproc_message("request_headers", {":method": "POST", ":path": "/v1/chat/completions"}))
     reset = frames.WORD.pack(ErrorCode.CANCEL)
     async with served(service) as (server, client):
