@@ -65,13 +65,13 @@ def test_a_certificate_is_the_tenants_whose_rule_it_matches(peer, expected):
 
 
 def test_a_gateway_is_heard_from_its_networks_and_by_its_certificate_only():
-    said = {"x_tenant": "other"}
-    assert name(found(peer=EDGE, **said)) == "other gateway:other"
-    assert name(found(peer=PeerConnection(uri="spiffe://corp.example/edge"), **said)) == "other gateway:other"
-    assert name(found(peer=PeerConnection(address="[::ffff:10.0.0.7]:1"), **said)) == "invalid_api_key"
+    spoofed = {"x_tenant": "other"}
+    assert name(found(peer=EDGE, **spoofed)) == "other gateway:other"
+    assert name(found(peer=PeerConnection(uri="spiffe://corp.example/edge"), **spoofed)) == "other gateway:other"
+    assert name(found(peer=PeerConnection(address="[::ffff:10.0.0.7]:1"), **spoofed)) == "invalid_api_key"
     others = PeerConnection(address="10.0.1.7:5000"), PeerConnection(uri="spiffe://corp.example/edge2"), PeerConnection(address="x")
     for peer in (NO_PEER, *others):
-        assert found(peer=peer, **said) is MISSING_KEY
+        assert found(peer=peer, **spoofed) is MISSING_KEY
     assert name(found(peer=EDGE, x_tenant="acme, other")) == "invalid_api_key"
 
 

@@ -17,9 +17,9 @@ def test_a_share_is_the_limit_divided_but_never_zero():
 
 
 def test_what_fits_the_whole_bucket_is_not_too_large_for_a_share_of_it():
-    twin = InMemoryLedger()
-    assert isinstance(twin.reserve(scale_claim(claim(RateLimits(tpm=900), 800), 3), 0), Granted)
-    again = twin.reserve(scale_claim(claim(RateLimits(tpm=900), 800, "s"), 3), 0)
+    in_memory = InMemoryLedger()
+    assert isinstance(in_memory.reserve(scale_claim(claim(RateLimits(tpm=900), 800), 3), 0), Granted)
+    again = in_memory.reserve(scale_claim(claim(RateLimits(tpm=900), 800, "s"), 3), 0)
     assert isinstance(again, Denied)
     assert (again.dimension, again.retry_after_ms) == ("tpm", 60_000)
 

@@ -159,8 +159,8 @@ async def test_a_disk_that_fails_now_and_then_leaves_a_log_that_is_whole_but_for
     await log.close()
     report = check(tmp_path)
     assert all(finding.reported for finding in report.findings), report.findings
-    said = sum(int(finding.what.split()[0]) for finding in report.findings)
-    assert said == log.dropped
+    missing = sum(int(finding.what.split()[0]) for finding in report.findings)
+    assert missing == log.dropped
     assert report.kinds["settled"] + log.dropped == 200
 
 

@@ -10,9 +10,9 @@ COMMANDS = typer.main.get_command(app).commands
 
 
 def help_lines(*command: str) -> list[str]:
-    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
-    assert shown.exit_code == 0
-    return [line.strip("│ ") for line in shown.output.splitlines()]
+    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert result.exit_code == 0
+    return [line.strip("│ ") for line in result.output.splitlines()]
 
 
 def test_help_groups_the_commands():

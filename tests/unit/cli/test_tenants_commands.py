@@ -32,11 +32,11 @@ class Page(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = parse_qs(urlsplit(self.path).query).get("tenant", [""])[0]
         rows = [{"tenant": known} for known in ("acme", "finance") if asked in {"", known}]
-        said = json.dumps({"network": "", "stale": False, "count": 2, "tenants": rows}).encode()
+        body = json.dumps({"network": "", "stale": False, "count": 2, "tenants": rows}).encode()
         self.send_response(200)
-        self.send_header("content-length", str(len(said)))
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass

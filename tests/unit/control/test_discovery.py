@@ -95,7 +95,7 @@ def test_a_cluster_goes_last_when_no_route_leads_there_any_more(delta):
     link.client.order.clear()
     link.publish(moment("2", new="1.1"))
     link.answer_all()
-    names = [(kind, set(told), set(removed)) for kind, told, removed in link.client.order]
+    names = [(kind, set(sent), set(removed)) for kind, sent, removed in link.client.order]
     added = {"new"} if delta else {"new", "old"}
     gone = (CLUSTER, set(), {"old"}) if delta else (CLUSTER, {"new"}, {"old"})
     assert names[0] == (CLUSTER, added, set())
@@ -110,7 +110,7 @@ def test_a_cluster_that_is_told_anew_gets_its_nodes_anew(delta):
     link.client.order.clear()
     link.publish(moment(p="2.1", q="1.1"))
     link.answer_all()
-    assert [(kind, set(told)) for kind, told, _ in link.client.order] == [(CLUSTER, {"p"} if delta else {"p", "q"}), (ASSIGNMENT, {"p"})]
+    assert [(kind, set(sent)) for kind, sent, _ in link.client.order] == [(CLUSTER, {"p"} if delta else {"p", "q"}), (ASSIGNMENT, {"p"})]
 
 
 def test_one_changed_node_is_one_response_with_one_assignment(delta):
@@ -143,10 +143,10 @@ def test_a_refusal_keeps_the_old_one_is_shown_and_does_not_hold_up_the_rest(delt
     assert link.client.has[CLUSTER]["p"] == b"cluster p 1"
     assert link.client.has[ASSIGNMENT]["p"] == b"nodes p 2"
     assert link.client.has[ROUTES]["din"] == b"routes din 2"
-    shown = link.stream.status().types
-    assert shown["clusters"].refusal == "I will not have it"
-    assert shown["clusters"].acked != link.stream.snapshot.versions[CLUSTER]
-    assert shown["endpoints"].refusal == shown["routes"].refusal == ""
+    statuses = link.stream.status().types
+    assert statuses["clusters"].refusal == "I will not have it"
+    assert statuses["clusters"].acked != link.stream.snapshot.versions[CLUSTER]
+    assert statuses["endpoints"].refusal == statuses["routes"].refusal == ""
     link.publish(moment("2", p="3.2"))
     link.answer_all()
     assert link.stream.status().types["clusters"].refusal == ""
@@ -158,10 +158,10 @@ def test_the_node_is_remembered_from_the_first_message(delta):
     link.answer_all()
     status = link.stream.status()
     assert (status.id, status.cluster, status.protocol) == ("envoy-1", "din", "delta" if delta else "state of the world")
-    assert {label: shown.in_sync for label, shown in status.types.items()} == {"clusters": True, "endpoints": True, "routes": True}
+    assert {label: each.in_sync for label, each in status.types.items()} == {"clusters": True, "endpoints": True, "routes": True}
     served = link.stream.snapshot.versions
-    shown = {"clusters": served[CLUSTER], "endpoints": served[ASSIGNMENT], "routes": served[ROUTES]}
-    assert {label: each.acked for label, each in status.types.items()} == shown
+    expected = {"clusters": served[CLUSTER], "endpoints": served[ASSIGNMENT], "routes": served[ROUTES]}
+    assert {label: each.acked for label, each in status.types.items()} == expected
 
 
 def test_a_client_that_comes_back_with_what_there_is_is_told_nothing_new():

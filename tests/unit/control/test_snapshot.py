@@ -122,6 +122,6 @@ def test_a_pair_that_is_no_more_is_kept_as_long_as_its_pools():
 
 
 def test_one_node_that_is_well_keeps_all_requests_of_its_pool() -> None:
-    told = AsEnvoyReadsIt.parse(make_assignment("p", []))
-    assert told.policy is not None
-    assert told.policy.overprovisioning_factor == WHOLE_WITH_ONE
+    parsed = AsEnvoyReadsIt.parse(make_assignment("p", []))
+    assert parsed.policy is not None
+    assert parsed.policy.overprovisioning_factor == WHOLE_WITH_ONE

@@ -13,7 +13,7 @@ def world(type_url: str = ASSIGNMENT, **versions: str) -> Snapshot:
     return Snapshot({**others, type_url: resources}, {each: "-".join(sorted(versions.values())) for each in others})
 
 
-def told(subscription: XdsSubscription, snapshot: Snapshot, nonce: str = "1", *, removals: bool = True):
+def respond(subscription: XdsSubscription, snapshot: Snapshot, nonce: str = "1", *, removals: bool = True):
     """Names with versions and removed names of the next response; None when there is none."""
     offer = subscription.make_offer(snapshot, nonce, removals=removals)
     if offer is None:
@@ -40,32 +40,32 @@ def subscribes_to(*names: str, known: dict[str, str] | None = None, type_url: st
 
 def test_what_changes_while_a_response_is_under_way_waits_for_its_answer_and_comes_in_one_piece():
     client = asks_for("a")
-    assert told(client, world(a="1")) == ({"a": "1"}, set())
-    assert told(client, world(a="2"), "2") is None
-    assert told(client, world(a="3"), "2") is None
+    assert respond(client, world(a="1")) == ({"a": "1"}, set())
+    assert respond(client, world(a="2"), "2") is None
+    assert respond(client, world(a="3"), "2") is None
     client.on_request(("a",), "1", None)
-    assert told(client, world(a="3"), "2") == ({"a": "3"}, set())
+    assert respond(client, world(a="3"), "2") == ({"a": "3"}, set())
 
 
 def test_an_answer_moves_the_version_that_the_client_has():
     client = asks_for("a")
-    told(client, world(a="1"))
+    respond(client, world(a="1"))
     assert (client.acked, client.refusal) == ("", "")
     client.on_request(("a",), "1", None)
     assert (client.acked, client.phase) == ("1", SubscriptionPhase.IDLE)
-    assert told(client, world(a="1"), "2") is None
+    assert respond(client, world(a="1"), "2") is None
 
 
 @pytest.mark.parametrize("delta", [False, True])
 def test_what_was_refused_is_not_offered_again_until_it_is_another(delta):
     client = subscribes_to("a") if delta else asks_for("a")
-    told(client, world(a="1"))
+    respond(client, world(a="1"))
     say(client, "1", None, delta=delta)
-    told(client, world(a="broken"), "2")
+    respond(client, world(a="broken"), "2")
     say(client, "2", "no such thing", delta=delta)
     assert (client.acked, client.refusal) == ("1", "no such thing")
-    assert told(client, world(a="broken"), "3") is None
-    assert told(client, world(a="1"), "3") == ({"a": "1"}, set())
+    assert respond(client, world(a="broken"), "3") is None
+    assert respond(client, world(a="1"), "3") == ({"a": "1"}, set())
     say(client, "3", None, delta=delta)
     assert (client.acked, client.refusal) == ("1", "")
 
@@ -79,7 +79,7 @@ def say(client: XdsSubscription, nonce: str, refusal: str | None, *, delta: bool
 
 def test_a_refusal_without_a_reason_is_a_refusal():
     client = asks_for("a")
-    told(client, world(a="1"))
+    respond(client, world(a="1"))
     client.on_request(("a",), "1", "")
     assert client.refusal
     assert client.acked == ""
@@ -87,9 +87,9 @@ def test_a_refusal_without_a_reason_is_a_refusal():
 
 def test_an_answer_to_a_response_that_was_replaced_says_nothing():
     client = asks_for("a")
-    told(client, world(a="1"))
+    respond(client, world(a="1"))
     client.on_request(("a",), "1", None)
-    told(client, world(a="2"), "2")
+    respond(client, world(a="2"), "2")
     client.on_request(("b",), "1", None)
     assert client.phase is SubscriptionPhase.OFFERED
     assert client.acked == "1"
@@ -100,7 +100,7 @@ def test_an_answer_to_a_response_that_was_replaced_says_nothing():
 def test_a_nonce_of_a_former_stream_is_an_ordinary_first_request():
     client = XdsSubscription(ASSIGNMENT, delta=False)
     client.on_request(("a",), "77", None)
-    assert told(client, world(a="1")) == ({"a": "1"}, set())
+    assert respond(client, world(a="1")) == ({"a": "1"}, set())
 
 
 # -- state of the world ------------------------------------------------------------------------------------------------------------
@@ -108,61 +108,61 @@ def test_a_nonce_of_a_former_stream_is_an_ordinary_first_request():
 
 def test_naming_no_cluster_at_first_means_all_of_them_and_an_empty_world_is_an_answer():
     client = asks_for(type_url=CLUSTER)
-    assert told(client, world(CLUSTER)) == ({}, set())
+    assert respond(client, world(CLUSTER)) == ({}, set())
     client.on_request((), "1", None)
-    assert told(client, world(CLUSTER, a="1", b="1"), "2") == ({"a": "1", "b": "1"}, set())
+    assert respond(client, world(CLUSTER, a="1", b="1"), "2") == ({"a": "1", "b": "1"}, set())
 
 
 def test_naming_none_after_some_means_none():
     client = asks_for("a", type_url=CLUSTER)
-    told(client, world(CLUSTER, a="1", b="1"))
+    respond(client, world(CLUSTER, a="1", b="1"))
     client.on_request((), "1", None)
-    assert told(client, world(CLUSTER, a="2", b="2"), "2") == ({}, set())
+    assert respond(client, world(CLUSTER, a="2", b="2"), "2") == ({}, set())
     client.on_request((), "2", None)
-    assert told(client, world(CLUSTER, a="3", b="3"), "3") is None
+    assert respond(client, world(CLUSTER, a="3", b="3"), "3") is None
 
 
 def test_naming_no_assignment_means_none():
     client = asks_for()
-    assert told(client, world(a="1")) is None
+    assert respond(client, world(a="1")) is None
 
 
 def test_a_response_with_clusters_names_all_there_are():
     client = asks_for(type_url=CLUSTER)
-    told(client, world(CLUSTER, a="1", b="1"))
+    respond(client, world(CLUSTER, a="1", b="1"))
     client.on_request((), "1", None)
-    assert told(client, world(CLUSTER, a="1", b="2"), "2") == ({"a": "1", "b": "2"}, set())
+    assert respond(client, world(CLUSTER, a="1", b="2"), "2") == ({"a": "1", "b": "2"}, set())
     client.on_request((), "2", None)
-    assert told(client, world(CLUSTER, b="2"), "3") == ({"b": "2"}, {"a"})
+    assert respond(client, world(CLUSTER, b="2"), "3") == ({"b": "2"}, {"a"})
 
 
 def test_a_cluster_that_is_to_go_stays_in_the_response_that_adds_another():
     client = asks_for("*", type_url=CLUSTER)
-    told(client, world(CLUSTER, old="1"))
+    respond(client, world(CLUSTER, old="1"))
     client.on_request(("*",), "1", None)
     after = world(CLUSTER, new="1")
-    assert told(client, after, "2", removals=False) == ({"old": "1", "new": "1"}, set())
+    assert respond(client, after, "2", removals=False) == ({"old": "1", "new": "1"}, set())
     client.on_request(("*",), "2", None)
-    assert told(client, after, "3", removals=False) is None
-    assert told(client, after, "3") == ({"new": "1"}, {"old"})
+    assert respond(client, after, "3", removals=False) is None
+    assert respond(client, after, "3") == ({"new": "1"}, {"old"})
 
 
 def test_a_response_with_assignments_names_only_what_is_new_to_the_client():
     client = asks_for("a", "b")
-    told(client, world(a="1", b="1"))
+    respond(client, world(a="1", b="1"))
     client.on_request(("a", "b"), "1", None)
-    assert told(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
+    assert respond(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
     client.on_request(("a", "b", "c"), "2", None)
-    assert told(client, world(a="1", b="2", c="1"), "3") == ({"c": "1"}, set())
+    assert respond(client, world(a="1", b="2", c="1"), "3") == ({"c": "1"}, set())
 
 
 def test_what_is_asked_for_again_after_it_was_given_up_is_told_again():
     client = asks_for("a", "b")
-    told(client, world(a="1", b="1"))
+    respond(client, world(a="1", b="1"))
     client.on_request(("a",), "1", None)
-    assert told(client, world(a="1", b="1"), "2") is None
+    assert respond(client, world(a="1", b="1"), "2") is None
     client.on_request(("a", "b"), "1", None)
-    assert told(client, world(a="1", b="1"), "2") == ({"b": "1"}, set())
+    assert respond(client, world(a="1", b="1"), "2") == ({"b": "1"}, set())
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------------------
@@ -170,78 +170,78 @@ def test_what_is_asked_for_again_after_it_was_given_up_is_told_again():
 
 def test_only_what_changed_is_told():
     client = subscribes_to("a", "b")
-    assert told(client, world(a="1", b="1")) == ({"a": "1", "b": "1"}, set())
+    assert respond(client, world(a="1", b="1")) == ({"a": "1", "b": "1"}, set())
     client.on_delta_request((), (), {}, "1", None)
-    assert told(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
+    assert respond(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
 
 
 def test_what_is_no_more_is_named_once_and_told_when_it_is_back():
     client = subscribes_to("a")
-    told(client, world(a="1"))
+    respond(client, world(a="1"))
     client.on_delta_request((), (), {}, "1", None)
-    assert told(client, world(), "2") == ({}, {"a"})
+    assert respond(client, world(), "2") == ({}, {"a"})
     client.on_delta_request((), (), {}, "2", None)
-    assert told(client, world(), "3") is None
-    assert told(client, world(a="1"), "3") == ({"a": "1"}, set())
+    assert respond(client, world(), "3") is None
+    assert respond(client, world(a="1"), "3") == ({"a": "1"}, set())
 
 
 def test_what_never_was_is_named_as_missing():
     client = subscribes_to("a", "ghost")
-    assert told(client, world(a="1")) == ({"a": "1"}, {"ghost"})
+    assert respond(client, world(a="1")) == ({"a": "1"}, {"ghost"})
 
 
 def test_a_client_that_comes_back_is_told_only_what_it_missed():
     client = subscribes_to("*", known={"a": "1", "b": "1", "gone": "1"}, type_url=CLUSTER)
-    assert told(client, world(CLUSTER, a="1", b="2", c="1")) == ({"b": "2", "c": "1"}, {"gone"})
+    assert respond(client, world(CLUSTER, a="1", b="2", c="1")) == ({"b": "2", "c": "1"}, {"gone"})
 
 
 def test_a_client_that_comes_back_with_everything_hears_that_it_has_everything():
     client = subscribes_to("a", known={"a": "1"})
-    assert told(client, world(a="1")) == ({}, set())
+    assert respond(client, world(a="1")) == ({}, set())
     client.on_delta_request((), (), {}, "1", None)
     assert client.acked == "1"
 
 
 def test_asking_again_for_what_it_has_tells_it_again():
     client = subscribes_to("a")
-    told(client, world(a="1"))
+    respond(client, world(a="1"))
     client.on_delta_request((), (), {}, "1", None)
     client.on_delta_request(("a",), (), {}, "", None)
-    assert told(client, world(a="1"), "2") == ({"a": "1"}, set())
+    assert respond(client, world(a="1"), "2") == ({"a": "1"}, set())
 
 
 def test_what_is_given_up_is_not_told_any_more():
     client = subscribes_to("a", "b")
-    told(client, world(a="1", b="1"))
+    respond(client, world(a="1", b="1"))
     client.on_delta_request((), ("a",), {}, "1", None)
-    assert told(client, world(a="2", b="1"), "2") is None
+    assert respond(client, world(a="2", b="1"), "2") is None
 
 
 def test_a_change_of_subscriptions_with_a_stale_nonce_counts():
     client = subscribes_to("a")
-    told(client, world(a="1", b="1"))
+    respond(client, world(a="1", b="1"))
     client.on_delta_request((), (), {}, "1", None)
-    told(client, world(a="2", b="1"), "2")
+    respond(client, world(a="2", b="1"), "2")
     client.on_delta_request(("b",), (), {}, "1", None)
     assert client.phase is SubscriptionPhase.OFFERED
     client.on_delta_request((), (), {}, "2", None)
-    assert told(client, world(a="2", b="1"), "3") == ({"b": "1"}, set())
+    assert respond(client, world(a="2", b="1"), "3") == ({"b": "1"}, set())
 
 
 def test_everything_and_a_name_then_only_the_name():
     client = subscribes_to("*", "a", type_url=CLUSTER)
-    assert told(client, world(CLUSTER, a="1", b="1")) == ({"a": "1", "b": "1"}, set())
+    assert respond(client, world(CLUSTER, a="1", b="1")) == ({"a": "1", "b": "1"}, set())
     client.on_delta_request((), ("*",), {}, "1", None)
-    assert told(client, world(CLUSTER, a="1", b="2"), "2") is None
-    assert told(client, world(CLUSTER, a="2", b="2"), "2") == ({"a": "2"}, set())
+    assert respond(client, world(CLUSTER, a="1", b="2"), "2") is None
+    assert respond(client, world(CLUSTER, a="2", b="2"), "2") == ({"a": "2"}, set())
 
 
 def test_what_is_forgotten_is_told_again():
     client = subscribes_to("a", "b")
-    told(client, world(a="1", b="1"))
+    respond(client, world(a="1", b="1"))
     client.on_delta_request((), (), {}, "1", None)
     client.forget(("b", "unknown"))
-    assert told(client, world(a="1", b="1"), "2") == ({"b": "1"}, set())
+    assert respond(client, world(a="1", b="1"), "2") == ({"b": "1"}, set())
 
 
 @pytest.mark.parametrize("delta", [False, True])

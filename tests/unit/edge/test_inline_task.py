@@ -10,7 +10,7 @@ from din_extproc.edge.inline_task import InlineTask
 from tests.support.waiting import let_pass, turns, until
 
 
-class Told:
+class Callbacks:
     """What the two callbacks were told."""
 
     def __init__(self):
@@ -22,55 +22,55 @@ class Told:
 
 
 @pytest.fixture
-def told():
-    return Told()
+def callbacks():
+    return Callbacks()
 
 
-async def test_a_coroutine_that_never_waits_is_done_before_drive_returns(told):
+async def test_a_coroutine_that_never_waits_is_done_before_drive_returns(callbacks):
     async def answer():
         return 42
 
-    told.drive(answer())
-    assert told.results == [42]
+    callbacks.drive(answer())
+    assert callbacks.results == [42]
 
 
-async def test_a_coroutine_that_raises_at_once_has_failed(told):
+async def test_a_coroutine_that_raises_at_once_has_failed(callbacks):
     error = ValueError("no")
 
     async def fail():
         raise error
 
-    told.drive(fail())
-    assert (told.results, told.errors) == ([], [error])
+    callbacks.drive(fail())
+    assert (callbacks.results, callbacks.errors) == ([], [error])
 
 
-async def test_a_result_that_is_there_already_costs_no_turn(told):
+async def test_a_result_that_is_there_already_costs_no_turn(callbacks):
     future = asyncio.get_running_loop().create_future()
     future.set_result("here")
 
     async def wait():
         return await future
 
-    told.drive(wait())
-    assert told.results == ["here"]
+    callbacks.drive(wait())
+    assert callbacks.results == ["here"]
 
 
-async def test_a_coroutine_goes_on_when_what_it_waits_for_is_there(told):
+async def test_a_coroutine_goes_on_when_what_it_waits_for_is_there(callbacks):
     first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
 
     async def wait():
         return await first + await second
 
-    told.drive(wait())
+    callbacks.drive(wait())
     first.set_result(1)
     await turns(3)
-    assert told.results == []
+    assert callbacks.results == []
     second.set_result(2)
     await turns(3)
-    assert told.results == [3]
+    assert callbacks.results == [3]
 
 
-async def test_an_error_of_what_it_waits_for_is_raised_inside(told):
+async def test_an_error_of_what_it_waits_for_is_raised_inside(callbacks):
     future = asyncio.get_running_loop().create_future()
 
     async def wait():
@@ -79,13 +79,13 @@ async def test_an_error_of_what_it_waits_for_is_raised_inside(told):
         except KeyError:
             return "caught"
 
-    told.drive(wait())
+    callbacks.drive(wait())
     future.set_exception(KeyError("x"))
     await turns(3)
-    assert told.results == ["caught"]
+    assert callbacks.results == ["caught"]
 
 
-async def test_a_bare_yield_gives_others_their_turn(told):
+async def test_a_bare_yield_gives_others_their_turn(callbacks):
     order = []
 
     async def polite():
@@ -94,15 +94,15 @@ async def test_a_bare_yield_gives_others_their_turn(told):
         order.append("after")
         return "done"
 
-    told.drive(polite())
+    callbacks.drive(polite())
     order.append("other")
     await turns(3)
     assert order == ["before", "other", "after"]
-    assert told.results == ["done"]
+    assert callbacks.results == ["done"]
 
 
 @pytest.mark.virtual_time
-async def test_tasks_and_timers_can_be_waited_for(told):
+async def test_tasks_and_timers_can_be_waited_for(callbacks):
     async def work():
         await let_pass(10)
         return "slept"
@@ -110,57 +110,57 @@ async def test_tasks_and_timers_can_be_waited_for(told):
     async def wait():
         return await asyncio.ensure_future(work()), await asyncio.wait_for(work(), 20)
 
-    told.drive(wait())
-    await until(lambda: told.results)
-    assert told.results == [("slept", "slept")]
+    callbacks.drive(wait())
+    await until(lambda: callbacks.results)
+    assert callbacks.results == [("slept", "slept")]
 
 
-async def test_cancel_is_heard_at_once_and_what_was_waited_for_is_cancelled(told):
+async def test_cancel_is_heard_at_once_and_what_was_waited_for_is_cancelled(callbacks):
     future = asyncio.get_running_loop().create_future()
-    heard = []
+    cancellations = []
 
     async def wait():
         try:
             await future
         except asyncio.CancelledError:
-            heard.append(True)
+            cancellations.append(True)
             raise
 
-    drive = told.drive(wait())
+    drive = callbacks.drive(wait())
     drive.cancel()
-    assert heard == [True]
+    assert cancellations == [True]
     assert future.cancelled()
-    assert isinstance(told.errors[0], asyncio.CancelledError)
+    assert isinstance(callbacks.errors[0], asyncio.CancelledError)
     await turns(3)
-    assert (len(told.errors), told.results) == (1, [])
+    assert (len(callbacks.errors), callbacks.results) == (1, [])
 
 
-async def test_cancel_during_a_bare_yield_is_heard_once(told):
+async def test_cancel_during_a_bare_yield_is_heard_once(callbacks):
     async def polite():
         await turns()
         return "done"
 
-    told.drive(polite()).cancel()
+    callbacks.drive(polite()).cancel()
     await turns(3)
-    assert told.results == []
-    assert len(told.errors) == 1
+    assert callbacks.results == []
+    assert len(callbacks.errors) == 1
 
 
-async def test_cancel_beats_a_result_that_has_not_been_delivered(told):
+async def test_cancel_beats_a_result_that_has_not_been_delivered(callbacks):
     future = asyncio.get_running_loop().create_future()
 
     async def wait():
         return await future
 
-    drive = told.drive(wait())
+    drive = callbacks.drive(wait())
     future.set_result("late")
     drive.cancel()
     await turns(3)
-    assert told.results == []
-    assert isinstance(told.errors[0], asyncio.CancelledError)
+    assert callbacks.results == []
+    assert isinstance(callbacks.errors[0], asyncio.CancelledError)
 
 
-async def test_a_cancelled_coroutine_may_still_wait_to_tidy_up(told):
+async def test_a_cancelled_coroutine_may_still_wait_to_tidy_up(callbacks):
     first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
     tidied = []
 
@@ -170,27 +170,27 @@ async def test_a_cancelled_coroutine_may_still_wait_to_tidy_up(told):
         finally:
             tidied.append(await second)
 
-    drive = told.drive(wait())
+    drive = callbacks.drive(wait())
     drive.cancel()
-    assert told.errors == []
+    assert callbacks.errors == []
     second.set_result("tidy")
     await turns(3)
     assert tidied == ["tidy"]
-    assert isinstance(told.errors[0], asyncio.CancelledError)
+    assert isinstance(callbacks.errors[0], asyncio.CancelledError)
 
 
-async def test_a_coroutine_that_ignores_its_cancellation_gives_its_result(told):
+async def test_a_coroutine_that_ignores_its_cancellation_gives_its_result(callbacks):
     async def stubborn():
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             return "anyway"
 
-    told.drive(stubborn()).cancel()
-    assert told.results == ["anyway"]
+    callbacks.drive(stubborn()).cancel()
+    assert callbacks.results == ["anyway"]
 
 
-async def test_cancel_from_inside_is_heard_at_the_next_wait(told):
+async def test_cancel_from_inside_is_heard_at_the_next_wait(callbacks):
     drives = []
     future = asyncio.get_running_loop().create_future()
 
@@ -199,22 +199,22 @@ async def test_cancel_from_inside_is_heard_at_the_next_wait(told):
         drives[0].cancel()
         await future
 
-    drives.append(told.drive(suicidal()))
+    drives.append(callbacks.drive(suicidal()))
     await turns(3)
-    assert isinstance(told.errors[0], asyncio.CancelledError)
+    assert isinstance(callbacks.errors[0], asyncio.CancelledError)
     assert future.cancelled()
 
 
-async def test_cancel_after_the_end_does_nothing(told):
+async def test_cancel_after_the_end_does_nothing(callbacks):
     async def answer():
         return 1
 
-    drive = told.drive(answer())
+    drive = callbacks.drive(answer())
     drive.cancel()
-    assert (told.results, told.errors) == ([1], [])
+    assert (callbacks.results, callbacks.errors) == ([1], [])
 
 
-async def test_awaiting_something_foreign_is_told_to_the_coroutine(told):
+async def test_awaiting_something_foreign_is_told_to_the_coroutine(callbacks):
     class Foreign:
         def __await__(self):
             yield "not a future"
@@ -222,11 +222,11 @@ async def test_awaiting_something_foreign_is_told_to_the_coroutine(told):
     async def wait():
         await Foreign()
 
-    told.drive(wait())
-    assert "asyncio futures only, not str" in str(told.errors[0])
+    callbacks.drive(wait())
+    assert "asyncio futures only, not str" in str(callbacks.errors[0])
 
 
-async def test_an_error_in_a_callback_is_the_callers(told):
+async def test_an_error_in_a_callback_is_the_callers(callbacks):
     async def answer():
         return 1
 
@@ -234,11 +234,11 @@ async def test_an_error_in_a_callback_is_the_callers(told):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        InlineTask(answer(), broken, told.errors.append)
-    assert told.errors == []
+        InlineTask(answer(), broken, callbacks.errors.append)
+    assert callbacks.errors == []
 
 
-async def test_a_drive_that_has_ended_keeps_nothing_alive(told):
+async def test_a_drive_that_has_ended_keeps_nothing_alive(callbacks):
     class Weighty:
         pass
 
@@ -248,9 +248,9 @@ async def test_a_drive_that_has_ended_keeps_nothing_alive(told):
 
     weights = [Weighty() for _ in range(10)]
     alive = [weakref.ref(weight) for weight in weights]
-    kept = [told.drive(hold(weight)) for weight in weights]
+    kept = [callbacks.drive(hold(weight)) for weight in weights]
     await turns(3)
-    assert told.results == ["Weighty"] * 10
+    assert callbacks.results == ["Weighty"] * 10
     del weights
     gc.collect()
     assert [each() for each in alive] == [None] * 10

@@ -50,11 +50,11 @@ def test_a_key_with_a_pass_phrase_is_refused_and_never_asked_for(authority, tmp_
 
 
 def test_names_of_a_certificate_are_its_common_name_its_dns_names_and_the_ends_of_its_uris():
-    shown = {
+    certificate = {
         "subject": ((("organizationName", "x"),), (("commonName", "gpu-1"),)),
         "subjectAltName": (("DNS", "gpu-2"), ("URI", "spiffe://example.org/nodes/gpu-3"), ("IP Address", "10.0.0.1")),
     }
-    assert tls.names_of(shown) == {"gpu-1", "gpu-2", "gpu-3"}
+    assert tls.names_of(certificate) == {"gpu-1", "gpu-2", "gpu-3"}
     assert tls.names_of(None) == frozenset()
 
 
@@ -62,9 +62,9 @@ async def handshake(port, context, server_name="a.test"):
     """The certificate that the port shows, and the protocol."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=server_name)
     connection = writer.get_extra_info("ssl_object")
-    shown = connection.getpeercert()["serialNumber"], connection.selected_alpn_protocol()
+    certificate = connection.getpeercert()["serialNumber"], connection.selected_alpn_protocol()
     writer.close()
-    return shown
+    return certificate
 
 
 async def test_a_handshake_uses_what_the_files_hold_now_and_what_they_held_while_they_hold_nothing_sound(authority, tmp_path):
@@ -88,7 +88,7 @@ async def test_a_handshake_uses_what_the_files_hold_now_and_what_they_held_while
 
 async def test_another_authority_of_clients_is_heeded_from_the_next_handshake_on(authority, tmp_path):
     issued, old = authority.issue("one", "a.test"), Authority(tmp_path, "old")
-    shown = old.issue("client", "gpu-1")
+    certificate = old.issue("client", "gpu-1")
     server = H2Server((), max_body_bytes=1024)
     [port] = await server.start(tls.TlsAddress("127.0.0.1:0", server_files(issued, str(old.file))))
 
@@ -104,10 +104,10 @@ async def test_another_authority_of_clients_is_heeded_from_the_next_handshake_on
             return False
 
     try:
-        assert await welcome(authority.client(shown))
+        assert await welcome(authority.client(certificate))
         assert not await welcome(authority.client())
         Authority(tmp_path, "old")  # the same file, another authority
-        assert not await welcome(authority.client(shown))
+        assert not await welcome(authority.client(certificate))
     finally:
         await server.stop(1)
 

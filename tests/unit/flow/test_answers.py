@@ -17,7 +17,7 @@ def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_
 
 
 @pytest.mark.parametrize(
-    ("refused", "told"),
+    ("refused", "expected"),
     [
         (Refusal(RefusalCode.VERSION_MISMATCH, ""), True),  # a 409, which OpenAI's clients try again
         (Refusal(RefusalCode.REQUEST_EXCEEDS_LIMIT, ""), True),
@@ -25,8 +25,8 @@ def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_
         (Refusal(RefusalCode.NO_HEALTHY_NODE, ""), False),
     ],
 )
-def test_a_client_is_told_when_another_try_is_no_use(refused, told):
-    assert (("x-should-retry", "false") in build_refusal_response(refused, HEAD, "t").headers) == told
+def test_a_client_is_told_when_another_try_is_no_use(refused, expected):
+    assert (("x-should-retry", "false") in build_refusal_response(refused, HEAD, "t").headers) == expected
 
 
 def test_a_fault_may_be_tried_again():

@@ -16,22 +16,22 @@ def test_a_plain_tenant_has_one_budget():
 
 
 def test_key_class_and_tenant_are_charged_together_and_the_smallest_bucket_is_known():
-    asker = who(RateLimits(tpm=700), per_priority={Priority.BATCH: RateLimits(tpm=300, max_streams=1)})
-    charged = select_applicable_limits(asker, "m", Priority.BATCH, NO_GLOBAL_LIMITS)
+    owner = who(RateLimits(tpm=700), per_priority={Priority.BATCH: RateLimits(tpm=300, max_streams=1)})
+    charged = select_applicable_limits(owner, "m", Priority.BATCH, NO_GLOBAL_LIMITS)
     assert [budget.scope for budget in charged.budgets] == ["tenant", "priority:batch", "key:k"]
     assert charged.bucket == 300
-    assert [budget.scope for budget in select_applicable_limits(asker, "m", Priority.STANDARD, NO_GLOBAL_LIMITS).budgets] == [
+    assert [budget.scope for budget in select_applicable_limits(owner, "m", Priority.STANDARD, NO_GLOBAL_LIMITS).budgets] == [
         "tenant",
         "key:k",
     ]
 
 
 def test_what_tenants_share_is_charged_at_network_and_model_level_and_per_class():
-    commons = GlobalLimits(
+    global_limits = GlobalLimits(
         ScopeLimits(RateLimits(tpm=10_000), {Priority.BATCH: RateLimits(rpm=5)}, reserved_for_critical=0.25),
         {"m": ScopeLimits(RateLimits(max_streams=8), {}, reserved_for_critical=0.5), "other": ScopeLimits(RateLimits(rpm=1))},
     )
-    batch = select_applicable_limits(who(), "m", Priority.BATCH, commons).budgets[1:]
+    batch = select_applicable_limits(who(), "m", Priority.BATCH, global_limits).budgets[1:]
     assert batch == (
         Budget("network", RateLimits(tpm=10_000), shared=True),
         Budget("network:priority:batch", RateLimits(rpm=5), shared=True),
@@ -39,7 +39,7 @@ def test_what_tenants_share_is_charged_at_network_and_model_level_and_per_class(
         Budget("network:model:m", RateLimits(max_streams=8), shared=True),
         Budget("network:model:m:below_critical", RateLimits(max_streams=4), shared=True),
     )
-    critical = select_applicable_limits(who(), "m", Priority.CRITICAL, commons).budgets[1:]
+    critical = select_applicable_limits(who(), "m", Priority.CRITICAL, global_limits).budgets[1:]
     assert [budget.scope for budget in critical] == ["network", "network:model:m"], "the reserved share is theirs"
 
 

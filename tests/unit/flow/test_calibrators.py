@@ -22,9 +22,9 @@ def test_a_name_is_weighed_as_the_model_it_stands_for():
 def test_what_was_learned_is_told_once_and_adopted_elsewhere():
     teacher, pupil = gauges(), gauges()
     teacher.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens * 2)
-    told = teacher.take_changes()
+    changes = teacher.take_changes()
     assert teacher.take_changes() == {}
-    pupil.apply(told)
+    pupil.apply(changes)
     assert pupil.for_model("m").calibration == teacher.for_model("m").calibration
 
 

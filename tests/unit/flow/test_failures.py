@@ -11,7 +11,7 @@ from din_extproc.domain.response import PASS, BufferedTranslation, Replacement, 
 from din_extproc.flow.failures import translate_error
 from din_extproc.southbound.error_body import READ_BYTES
 
-SAID = b'{"error":{"message":"no such field","param":"body.top_k"}}'
+ENGINE_ERROR = b'{"error":{"message":"no such field","param":"body.top_k"}}'
 
 
 def treated(status, accept="", path="/v1/chat/completions", **headers):
@@ -34,20 +34,20 @@ def test_what_sends_a_client_elsewhere_is_an_error_whatever_it_says(status):
 
 
 def test_an_error_waits_for_its_body_and_is_told_anew():
-    waits = treated(422, content_length=str(len(SAID)))
+    waits = treated(422, content_length=str(len(ENGINE_ERROR)))
     assert isinstance(waits, BufferedTranslation)
-    told = waits.rewrite(SAID)
-    assert isinstance(told, Replacement)
-    body = json.loads(told.body)
-    assert (told.status, body["status"], body["code"], body["detail"]) == (400, 400, "invalid_request", "no such field")
+    replaced = waits.rewrite(ENGINE_ERROR)
+    assert isinstance(replaced, Replacement)
+    body = json.loads(replaced.body)
+    assert (replaced.status, body["status"], body["code"], body["detail"]) == (400, 400, "invalid_request", "no such field")
     assert (body["error"]["param"], body["instance"], body["trace_id"]) == ("top_k", "/v1/chat/completions", "trace")
-    assert told.headers == (("content-type", "application/json"), ("x-din-trace-id", "trace"), ("x-request-id", "trace"))
+    assert replaced.headers == (("content-type", "application/json"), ("x-din-trace-id", "trace"), ("x-request-id", "trace"))
 
 
 def test_a_body_that_says_how_long_it_is_and_is_too_long_is_not_waited_for():
-    told = treated(500, content_length=str(READ_BYTES + 1))
-    assert isinstance(told, Replacement)
-    assert json.loads(told.body)["code"] == "upstream_error"
+    replaced = treated(500, content_length=str(READ_BYTES + 1))
+    assert isinstance(replaced, Replacement)
+    assert json.loads(replaced.body)["code"] == "upstream_error"
 
 
 @pytest.mark.parametrize(("content_type", "read"), [("text/html", False), ("", False), ("application/problem+json", True)])
@@ -56,8 +56,8 @@ def test_a_body_that_does_not_say_how_long_it_is_is_waited_for_only_when_it_is_j
 
 
 def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
-    told = treated(429, accept="application/problem+json", retry_after="Thu, 01 Jan 1970 00:16:47 GMT")
-    assert dict(told.headers) == {
+    replaced = treated(429, accept="application/problem+json", retry_after="Thu, 01 Jan 1970 00:16:47 GMT")
+    assert dict(replaced.headers) == {
         "content-type": "application/problem+json",
         "x-din-trace-id": "trace",
         "x-request-id": "trace",
@@ -69,13 +69,13 @@ def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
 @pytest.mark.parametrize(
     ("encoding", "body", "detail"),
     [
-        ("gzip", gzip.compress(SAID, mtime=0), "no such field"),
-        (" GZIP ", gzip.compress(SAID, mtime=0), "no such field"),
-        ("deflate", zlib.compress(SAID), "no such field"),
-        ("identity", SAID, "no such field"),
-        ("br", SAID, "The request is malformed"),
-        ("gzip", SAID, "The request is malformed"),
-        ("gzip", gzip.compress(SAID + b" " * 50_000_000), "The request is malformed"),
+        ("gzip", gzip.compress(ENGINE_ERROR, mtime=0), "no such field"),
+        (" GZIP ", gzip.compress(ENGINE_ERROR, mtime=0), "no such field"),
+        ("deflate", zlib.compress(ENGINE_ERROR), "no such field"),
+        ("identity", ENGINE_ERROR, "no such field"),
+        ("br", ENGINE_ERROR, "The request is malformed"),
+        ("gzip", ENGINE_ERROR, "The request is malformed"),
+        ("gzip", gzip.compress(ENGINE_ERROR + b" " * 50_000_000), "The request is malformed"),
     ],
 )
 def test_a_compressed_error_is_read_within_bounds(encoding, body, detail):
@@ -87,7 +87,7 @@ def test_an_error_body_of_ours_stays_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "shown", "kind", "message"),
+    ("status", "engine_error", "expected_status", "kind", "message"),
     [
         (400, {"error": {"message": "no such field"}}, 400, "invalid_request_error", "no such field"),
         (
@@ -123,14 +123,14 @@ def test_an_error_body_of_ours_stays_as_it_is():
         ),
     ],
 )
-def test_a_node_s_error_on_anthropic_s_path_is_told_as_anthropic_does(status, said, shown, kind, message):
-    body = json.dumps(said).encode()
-    told = treated(status, path="/v1/messages", content_length=str(len(body))).rewrite(body)
-    assert (told.status, json.loads(told.body)) == (
-        shown,
+def test_a_node_s_error_on_anthropic_s_path_is_told_as_anthropic_does(status, engine_error, expected_status, kind, message):
+    body = json.dumps(engine_error).encode()
+    replaced = treated(status, path="/v1/messages", content_length=str(len(body))).rewrite(body)
+    assert (replaced.status, json.loads(replaced.body)) == (
+        expected_status,
         {"type": "error", "error": {"type": kind, "message": message}, "request_id": "trace"},
     )
-    assert dict(told.headers)["request-id"] == "trace"
+    assert dict(replaced.headers)["request-id"] == "trace"
 
 
 def test_envoy_s_own_answer_on_anthropic_s_path_passes():

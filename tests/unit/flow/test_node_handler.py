@@ -20,7 +20,7 @@ class Still:
     """A clock that stands, and a watcher that keeps what it hears."""
 
     def __init__(self):
-        self.heard = []
+        self.calls = []
 
     def wall(self):
         return 1_700_000_000.0
@@ -29,10 +29,10 @@ class Still:
         return 5.0
 
     def on_decision(self, _seconds, refused):
-        self.heard.append(refused)
+        self.calls.append(refused)
 
     def on_fault(self, error, trace_id):
-        self.heard.append((error, trace_id))
+        self.calls.append((error, trace_id))
 
 
 class FakeGate:
@@ -72,7 +72,7 @@ async def test_a_request_goes_to_the_engine_as_it_is():
     assert factory.in_flight == 1
     flow.ended()
     assert factory.in_flight == 0
-    assert factory.watcher.heard == [""]
+    assert factory.watcher.calls == [""]
 
 
 @pytest.mark.parametrize("headers", [{}, {"x_din_trace_id": ""}, {"x_din_trace_id": "short"}, {"x_din_trace_id": "a" * 200}])
@@ -143,7 +143,7 @@ async def test_a_fault_of_ours_has_an_answer_and_ends_the_request_once():
     answer = flow.failed(RuntimeError("boom"))
     flow.ended()
     assert (answer.status, factory.in_flight) == (500, 0)
-    assert factory.watcher.heard[-1][1] == TRACE
+    assert factory.watcher.calls[-1][1] == TRACE
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/generate_stream", "/v2/models/m/infer"])

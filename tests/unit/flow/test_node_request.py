@@ -119,11 +119,11 @@ def test_a_client_s_own_priority_never_reaches_an_engine_that_schedules_by_it(en
 
 def test_ollama_is_told_system_where_it_would_drop_a_developer_s_message():
     messages = b'[{"role" : "developer", "content":"developer 1.0"},{"role":"user","content":"h\\u00e9"}]'
-    told = messages.replace(b'"role" : "developer"', b'"role" : "system"')
+    system_messages = messages.replace(b'"role" : "developer"', b'"role" : "system"')
     for path, key in ((CHAT, b"messages"), ("/v1/responses", b"input")):
         body = b'{"model":"physical","%b":%b}' % (key, messages)
         made = asked(body, path=path, engine="ollama")
-        assert json.loads(made.body) == json.loads(b'{"model":"physical","%b":%b}' % (key, told))
+        assert json.loads(made.body) == json.loads(b'{"model":"physical","%b":%b}' % (key, system_messages))
         assert asked(body, path=path, engine="vllm").body == body
     plain = b'{"model":"physical","input":"developer"}'
     assert asked(plain, path="/v1/responses", engine="ollama").body == plain

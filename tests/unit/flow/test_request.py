@@ -91,7 +91,7 @@ def code(verdict) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "header", "told"),
+    ("model", "header", "constraint"),
     [
         ("m", "", None),
         ("m", ">=2025", None),
@@ -102,10 +102,10 @@ def code(verdict) -> str:
         ("bound", "!=2025.4" + ",!=2024.1" * 12, ">=2025.3,<2026,!=2025.4" + ",!=2024.1" * 12),
     ],
 )
-async def test_the_node_is_told_the_whole_version_constraint_when_the_clients_header_is_not_all_of_it(plane, model, header, told):
+async def test_the_node_is_told_the_whole_version_constraint_when_the_clients_header_is_not_all_of_it(plane, model, header, constraint):
     _, verdict = await decide(plane, {**BODY, "model": model}, **({"x-din-model-version": header} if header else {}))
     assert isinstance(verdict, Send), verdict
-    assert dict(verdict.request_headers).get("x-din-model-version") == told
+    assert dict(verdict.request_headers).get("x-din-model-version") == constraint
 
 
 async def test_a_verdict_names_pool_nodes_body_and_what_settlement_needs(plane):
@@ -144,12 +144,12 @@ async def test_a_client_that_leaves_while_the_counters_are_asked_leaves_nothing_
     ledger = plane.context.ledger
     ledger.gate = asyncio.get_running_loop().create_future()
     flow = plane.context.create_handler()
-    heard = []
-    drive = InlineTask(flow.decide(head(), json.dumps(BODY).encode()), heard.append, heard.append)
-    assert heard == []
+    callbacks = []
+    drive = InlineTask(flow.decide(head(), json.dumps(BODY).encode()), callbacks.append, callbacks.append)
+    assert callbacks == []
     drive.cancel()
     flow.ended()
-    assert [type(each) for each in heard] == [asyncio.CancelledError]
+    assert [type(each) for each in callbacks] == [asyncio.CancelledError]
     ledger.gate = None
     assert plane.context.selector.load.tokens_in_flight() == {}
     _, verdict = await decide(plane)
@@ -175,9 +175,9 @@ async def test_an_open_request_does_not_keep_its_body(plane):
 async def test_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
     flow, verdict = await decide(plane)
     assert isinstance(verdict, Send)
-    told = flow.failed(ValueError("a header that can't be written"))
-    assert code(told) == "internal_error"
-    assert "header" not in told.body.decode()
+    failure = flow.failed(ValueError("a header that can't be written"))
+    assert code(failure) == "internal_error"
+    assert "header" not in failure.body.decode()
     flow.ended()
     assert plane.context.selector.load.tokens_in_flight() == {}
     assert tokens_left((await decide(plane))[1]) == tokens_left(verdict)
@@ -293,11 +293,11 @@ async def test_anthropic_s_path_tells_its_limits_by_anthropic_s_names(fresh):
     asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
     _, verdict = await decide(fresh(), asked, path="/v1/messages")
     assert isinstance(verdict, Send), verdict
-    told = dict(verdict.response_headers)
-    assert told["anthropic-ratelimit-tokens-limit"] == told["x-ratelimit-limit-tokens"]
-    assert told["anthropic-ratelimit-tokens-remaining"] == told["x-ratelimit-remaining-tokens"]
-    assert told["anthropic-ratelimit-tokens-reset"].endswith("Z")
-    assert told["request-id"] == told["x-request-id"] == told["x-din-trace-id"]
+    limit_headers = dict(verdict.response_headers)
+    assert limit_headers["anthropic-ratelimit-tokens-limit"] == limit_headers["x-ratelimit-limit-tokens"]
+    assert limit_headers["anthropic-ratelimit-tokens-remaining"] == limit_headers["x-ratelimit-remaining-tokens"]
+    assert limit_headers["anthropic-ratelimit-tokens-reset"].endswith("Z")
+    assert limit_headers["request-id"] == limit_headers["x-request-id"] == limit_headers["x-din-trace-id"]
     assert verdict.metadata["dialect"] == "messages"
     _, verdict = await decide(fresh())
     assert not any(name.startswith("anthropic") or name == "request-id" for name, _ in verdict.response_headers)

@@ -87,8 +87,8 @@ async def test_blocked_it_is_refused_and_nothing_that_was_found_is_repeated(plan
     assert (verdict.status, body["code"]) == (400, "sensitive_data_blocked")
     assert "bank_card, email, staff" in body["detail"]
     assert msgspec.json.decode(verdict.metadata["sensitive"], type=Sensitive) == Sensitive("block", KINDS)
-    told = repr((verdict.body, verdict.metadata, verdict.headers))
-    assert [secret for secret in SECRETS if secret in told] == []
+    output = repr((verdict.body, verdict.metadata, verdict.headers))
+    assert [secret for secret in SECRETS if secret in output] == []
     assert dict(verdict.headers)["x-should-retry"] == "false"
 
 

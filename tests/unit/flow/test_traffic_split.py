@@ -37,22 +37,22 @@ class Worker:
     """A placer that sends one request after the other, each of which ends at once."""
 
     def __init__(self, first, fallback=None):
-        self.placer = NodeSelector(LoadModel(), PoolMembership.from_pools([each for each in (first, fallback) if each is not None]))
+        self.selector = NodeSelector(LoadModel(), PoolMembership.from_pools([each for each in (first, fallback) if each is not None]))
         self.routed = routed(first, fallback)
         self.asked = 0
 
-    def judge(self, nodes=None, **pools):
-        self.placer.on_breakers(BreakerSnapshots(nodes or {}, pools))
+    def set_breakers(self, nodes=None, **pools):
+        self.selector.on_breakers(BreakerSnapshots(nodes or {}, pools))
 
     def send(self, now=1.0, size=SIZE):
         """The ids that Envoy is told, or the refusal; with the reason of the fallback in front."""
         self.asked += 1
-        target = self.placer.select_target(self.routed, size, now)
+        target = self.selector.select_target(self.routed, size, now)
         if isinstance(target, Refusal):
             return target
-        picked = self.placer.select_nodes(target, PlacementRequest(100, 10, now, chance=self.asked * 0x9E3779B97F4A7C15))
+        picked = self.selector.select_nodes(target, PlacementRequest(100, 10, now, chance=self.asked * 0x9E3779B97F4A7C15))
         assert not isinstance(picked, Refusal)
-        self.placer.release(picked.lease)
+        self.selector.release(picked.lease)
         return [target.degraded, *(each.id for each in picked.nodes)]
 
     def counts(self, requests, now=1.0):
@@ -63,21 +63,21 @@ class Worker:
 def test_a_node_whose_breaker_is_open_is_never_named_from_the_next_decision_on(scheduler):
     worker = Worker(pool("p", *(node(f"n{index}") for index in range(4)), scheduler=scheduler))
     worker.send()
-    worker.judge({"n1": OPEN, "n2": OPEN})
+    worker.set_breakers({"n1": OPEN, "n2": OPEN})
     assert all(set(worker.send()[1:]) == {"n0", "n3"} for _ in range(20))
-    worker.judge({"n1": CLOSED})
+    worker.set_breakers({"n1": CLOSED})
     assert set(worker.send()[1:]) == {"n0", "n1", "n3"}
 
 
 def test_a_pool_whose_nodes_are_all_open_gives_way_to_the_rule_s_fallback():
     worker = Worker(pool("p", node("n0")), pool("q", node("n9")))
-    worker.judge({"n0": OPEN})
+    worker.set_breakers({"n0": OPEN})
     assert worker.send() == ["no_healthy_node", "n9"]
 
 
 def test_without_a_fallback_the_refusal_says_when_a_node_is_tried_again():
     worker = Worker(pool("p", node("n0"), node("n1")))
-    worker.judge({"n0": OPEN, "n1": BreakerSnapshot(BreakerState.OPEN, 0.0, 6.0, 0.0)})
+    worker.set_breakers({"n0": OPEN, "n1": BreakerSnapshot(BreakerState.OPEN, 0.0, 6.0, 0.0)})
     refused = worker.send(now=1.0)
     assert refused.code is RefusalCode.NO_HEALTHY_NODE
     assert dict(refused.headers) == {"retry-after": "5", "retry-after-ms": "5000"}
@@ -85,7 +85,7 @@ def test_without_a_fallback_the_refusal_says_when_a_node_is_tried_again():
 
 def test_what_only_an_open_node_could_take_is_no_request_that_is_too_long():
     worker = Worker(pool("p", node("n0", 32768), node("n1", 8192)))
-    worker.judge({"n0": OPEN})
+    worker.set_breakers({"n0": OPEN})
     refused = worker.send(size=RequestSize(10_000, 10_000, 10_000))
     assert (refused.code, refused.retry_after_ms) == (RefusalCode.NO_HEALTHY_NODE, 1000)
     assert worker.send(size=RequestSize(40_000, 40_000, 40_000)).code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
@@ -95,7 +95,7 @@ def test_what_only_an_open_node_could_take_is_no_request_that_is_too_long():
 @pytest.mark.parametrize("scheduler", STRATEGIES)
 def test_half_open_lets_exactly_a_twentieth_of_a_node_s_part_through_and_others_share_the_rest(scheduler):
     worker = Worker(pool("p", *(node(f"n{index}") for index in range(4)), scheduler=scheduler))
-    worker.judge({"n0": HALF_OPEN})
+    worker.set_breakers({"n0": HALF_OPEN})
     counts = worker.counts(1600)
     assert 0 < counts["n0"] <= 1600 / 4 / 20
     if scheduler != "prefix_affinity":  # where the prefix decides, it decides
@@ -104,7 +104,7 @@ def test_half_open_lets_exactly_a_twentieth_of_a_node_s_part_through_and_others_
 
 def test_a_lone_node_that_is_half_open_takes_every_twentieth_and_the_fallback_the_rest():
     worker = Worker(pool("p", node("n0")), pool("q", node("n9")))
-    worker.judge({"n0": HALF_OPEN})
+    worker.set_breakers({"n0": HALF_OPEN})
     sent = [worker.send() for _ in range(60)]
     assert [index for index, each in enumerate(sent, 1) if each == ["", "n0"]] == [20, 40, 60]
     assert all(each == ["half_open", "n9"] for index, each in enumerate(sent, 1) if index % 20)
@@ -112,7 +112,7 @@ def test_a_lone_node_that_is_half_open_takes_every_twentieth_and_the_fallback_th
 
 def test_a_lone_node_on_trial_without_a_fallback_refuses_the_rest_with_a_time():
     worker = Worker(pool("p", node("n0")))
-    worker.judge({"n0": HALF_OPEN})
+    worker.set_breakers({"n0": HALF_OPEN})
     sent = [worker.send() for _ in range(20)]
     assert sent[-1] == ["", "n0"]
     assert all(each.code is RefusalCode.NO_HEALTHY_NODE and each.retry_after_ms == 1000 for each in sent[:-1])
@@ -121,7 +121,7 @@ def test_a_lone_node_on_trial_without_a_fallback_refuses_the_rest_with_a_time():
 @pytest.mark.parametrize("scheduler", STRATEGIES)
 def test_a_ramping_node_s_part_grows_from_a_tenth_to_everything(scheduler):
     worker = Worker(pool("p", *(node(f"n{index}") for index in range(4)), scheduler=scheduler))
-    worker.judge({"n0": BreakerSnapshot(BreakerState.RAMPING, 0.0, 60.0, 0.1)})
+    worker.set_breakers({"n0": BreakerSnapshot(BreakerState.RAMPING, 0.0, 60.0, 0.1)})
     shares = [worker.counts(800, now)["n0"] / 200 for now in (0.0, 30.0, 59.0)]
     limits = [0.1, 0.55, 1.0]
     if scheduler == "round_robin":
@@ -133,7 +133,7 @@ def test_a_ramping_node_s_part_grows_from_a_tenth_to_everything(scheduler):
 def test_nodes_that_all_ramp_up_share_everything():
     worker = Worker(pool("p", node("n0"), node("n1")))
     ramp = BreakerSnapshot(BreakerState.RAMPING, 0.0, 60.0, 0.1)
-    worker.judge({"n0": ramp, "n1": ramp})
+    worker.set_breakers({"n0": ramp, "n1": ramp})
     counts = worker.counts(100)
     assert sum(counts.values()) == 100
     assert min(counts.values()) > 20
@@ -141,42 +141,42 @@ def test_nodes_that_all_ramp_up_share_everything():
 
 def test_a_retry_tries_whole_nodes_first_and_one_on_trial_only_where_there_is_no_other():
     worker = Worker(pool("p", *(node(f"n{index}") for index in range(3))))
-    worker.judge({"n1": HALF_OPEN})
+    worker.set_breakers({"n1": HALF_OPEN})
     assert {tuple(worker.send()[1:]) for _ in range(10)} == {("n0", "n2"), ("n2", "n0")}
-    worker.judge({"n2": OPEN})
+    worker.set_breakers({"n2": OPEN})
     assert worker.send()[1:] == ["n0", "n1"]
 
 
 def test_a_pool_s_own_breaker_sends_its_requests_to_the_fallback_and_back_by_a_ramp():
     worker = Worker(pool("p", node("n0")), pool("q", node("n9")))
-    worker.judge(p=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0))
+    worker.set_breakers(p=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0))
     assert worker.send() == ["breaker_open", "n9"]
-    worker.judge(p=BreakerSnapshot(BreakerState.RAMPING, 0.0, 60.0, 0.1))
+    worker.set_breakers(p=BreakerSnapshot(BreakerState.RAMPING, 0.0, 60.0, 0.1))
     assert worker.counts(100, 30.0)["n0"] == 55
-    worker.judge(p=CLOSED)
+    worker.set_breakers(p=CLOSED)
     assert worker.send() == ["", "n0"]
 
 
 def test_a_pool_s_own_breaker_refuses_nothing_where_there_is_no_other_pool():
     worker = Worker(pool("p", node("n0")))
-    worker.judge(p=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0))
+    worker.set_breakers(p=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0))
     assert worker.send() == ["", "n0"]
 
 
 def test_a_fallback_that_is_open_itself_takes_nothing():
     worker = Worker(pool("p", node("n0")), pool("q", node("n9")))
-    worker.judge(p=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0), q=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0))
+    worker.set_breakers(p=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0), q=BreakerSnapshot(BreakerState.OPEN, 0.0, 30.0, 0.0))
     assert worker.send() == ["", "n0"]
 
 
 def test_other_nodes_do_not_change_what_is_known_of_those_that_stay():
     p = pool("p", node("n0"), node("n1"))
     worker = Worker(p)
-    worker.judge({"n0": OPEN})
-    worker.placer.reset(PoolMembership.from_pools([pool("p", node("n0"), node("n1"), node("n2"))]))
+    worker.set_breakers({"n0": OPEN})
+    worker.selector.reset(PoolMembership.from_pools([pool("p", node("n0"), node("n1"), node("n2"))]))
     assert set(worker.send()[1:]) == {"n1", "n2"}
-    worker.placer.reset(PoolMembership.from_pools([pool("p", node("n1"))]))
-    worker.placer.reset(PoolMembership.from_pools([p]))
+    worker.selector.reset(PoolMembership.from_pools([pool("p", node("n1"))]))
+    worker.selector.reset(PoolMembership.from_pools([p]))
     assert set(worker.send()[1:]) == {"n0", "n1"}, "a node that went is a new one when it comes"
 
 
@@ -185,13 +185,13 @@ class Moving(Worker):
 
     def __init__(self, first, fallback, tries=2):
         super().__init__(first, fallback)
-        self.placer.in_flight = InFlightFallback(frozenset({(first.name, fallback.name)}), tries)
+        self.selector.in_flight = InFlightFallback(frozenset({(first.name, fallback.name)}), tries)
 
     def names(self, size=SIZE):
         """Of the nodes of its own pool, and of the other's."""
-        target = self.placer.select_target(self.routed, size, 1.0)
-        picked = self.placer.select_nodes(target, PlacementRequest(100, 10, 1.0, chance=7))
-        self.placer.release(picked.lease)
+        target = self.selector.select_target(self.routed, size, 1.0)
+        picked = self.selector.select_nodes(target, PlacementRequest(100, 10, 1.0, chance=7))
+        self.selector.release(picked.lease)
         return tuple("".join(each.id for each in nodes) for nodes in (picked.nodes, picked.fallback_nodes))
 
 
@@ -209,11 +209,11 @@ def test_those_of_the_other_pool_are_chosen_by_its_own_scheduler():
 
 def test_no_node_that_is_left_out_or_on_trial_takes_over():
     moving = Moving(pool("p", node("n0")), pool("q", node("n7"), node("n8"), node("n9")))
-    moving.judge({"n8": OPEN})
+    moving.set_breakers({"n8": OPEN})
     assert {moving.names()[1] for _ in range(16)} == {"n7n9", "n9n7"}
-    moving.judge({"n7": HALF_OPEN})
+    moving.set_breakers({"n7": HALF_OPEN})
     assert {moving.names()[1] for _ in range(40)} == {"n9"}
-    moving.judge({"n9": OPEN})
+    moving.set_breakers({"n9": OPEN})
     assert {moving.names()[1] for _ in range(40)} == {""}, "nobody"
 
 

@@ -11,13 +11,13 @@ def order(kind: HoldKind, at: float, node_id: str = "a") -> NodeHold:
 
 
 def test_replicas_agree_in_whatever_order_they_hear():
-    told = (order(HoldKind.DRAIN, 1.0), order(HoldKind.NONE, 2.0), order(HoldKind.QUARANTINE, 3.0))
-    for heard in itertools.permutations(told):
+    orders = (order(HoldKind.DRAIN, 1.0), order(HoldKind.NONE, 2.0), order(HoldKind.QUARANTINE, 3.0))
+    for received in itertools.permutations(orders):
         holds = NodeHolds()
-        for each in heard:
+        for each in received:
             holds.merge((each,))
-        assert holds.get("a") == told[2]
-        assert holds.merge(told) == ()
+        assert holds.get("a") == orders[2]
+        assert holds.merge(orders) == ()
 
 
 def test_a_held_node_is_as_one_whose_breaker_is_open_for_good():

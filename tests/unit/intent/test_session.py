@@ -14,9 +14,11 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 
 def read(path, headers=None, **fields):
-    said = {"input": "hi"} if path == RESPONSES else {"messages": [{"role": "user", "content": "hi"}]}
+    input_field = {"input": "hi"} if path == RESPONSES else {"messages": [{"role": "user", "content": "hi"}]}
     head = RequestHead("POST", path, headers or {})
-    return parse_request(head, json.dumps({"model": "m", **said, **fields}).encode(), lambda _model: TokenCalibrator(), 1 << 20), head
+    return parse_request(
+        head, json.dumps({"model": "m", **input_field, **fields}).encode(), lambda _model: TokenCalibrator(), 1 << 20
+    ), head
 
 
 def session(path, header="", headers=None, **fields):

@@ -13,7 +13,7 @@ CUT_OFF = "The node ended the stream before the answer was complete."
 START = {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 1}}}
 TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}}
 CREATED = {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "status": "in_progress", "error": None}}
-SAID = {"type": "response.output_text.delta", "sequence_number": 4, "delta": "Hi"}
+TEXT_DELTA = {"type": "response.output_text.delta", "sequence_number": 4, "delta": "Hi"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_truncated_messages_stream_ends_with_an_error_event_of_anthropic(usage
 
 
 def test_a_truncated_responses_stream_ends_with_its_own_error_event_and_a_failed_response(usage: UsageFilter) -> None:
-    body = named(CREATED) + named(SAID)
+    body = named(CREATED) + named(TEXT_DELTA)
     played = usage.play([body], dialect="responses")
     (first, error), (second, failed) = added(played.out, body)
     assert (first, second) == ("error", "response.failed")
@@ -97,19 +97,19 @@ def test_an_error_in_a_stream_reaches_every_dialect_in_a_shape_that_its_clients_
     usage: UsageFilter, error: dict[str, Any], *, named_event: bool
 ) -> None:
     wire = (b"event: error\n" if named_event else b"") + event(error)
-    for dialect, before in (("", delta()), ("messages", named(TEXT)), ("responses", named(SAID))):
+    for dialect, before in (("", delta()), ("messages", named(TEXT)), ("responses", named(TEXT_DELTA))):
         played = usage.play([before + wire], dialect=dialect)
-        shown = added(played.out, before)
+        added_events = added(played.out, before)
         assert played.facts["error"]
-        name, told = shown[0]
+        name, sent = added_events[0]
         if dialect == "messages":
-            assert (name, told["type"], told["error"]["message"]) == ("error", "error", "engine died")
+            assert (name, sent["type"], sent["error"]["message"]) == ("error", "error", "engine died")
         elif dialect == "responses":
-            assert told["type"] in {"error", "response.failed"}
-            assert (told.get("response") or told).get("error", told)
-            assert "engine died" in json.dumps(told)
+            assert sent["type"] in {"error", "response.failed"}
+            assert (sent.get("response") or sent).get("error", sent)
+            assert "engine died" in json.dumps(sent)
         else:
-            assert told["error"]["message"] == "engine died"
+            assert sent["error"]["message"] == "engine died"
         assert usage.first_bad_split(before + wire, dialect=dialect) == 0
 
 
@@ -139,8 +139,8 @@ def test_an_error_in_its_clients_own_shape_passes_byte_for_byte_and_nothing_foll
     ],
 )
 def test_the_type_of_an_error_in_a_messages_stream_is_one_of_anthropic_s(usage: UsageFilter, error: Any, kind: str) -> None:
-    [(_, told)] = events(usage.play([event({"error": error})], dialect="messages").out)
-    assert told["error"] == {"type": kind, "message": "m"}
+    [(_, sent)] = events(usage.play([event({"error": error})], dialect="messages").out)
+    assert sent["error"] == {"type": kind, "message": "m"}
 
 
 def test_a_flat_error_tells_its_code_and_a_failure_without_an_error_its_name(usage: UsageFilter) -> None:
@@ -200,11 +200,11 @@ def test_usage_is_read_beside_an_error_and_wherever_else_it_stands(usage: UsageF
 
 @pytest.mark.parametrize("number", ["-3", "1.5", "1e300", '"12"', "[3]", "1000000000000", "0x10", "inf"])
 def test_a_number_that_counts_no_tokens_spoils_the_usage(usage: UsageFilter, number: str) -> None:
-    told = f'{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":{number}}}}}'.encode()
-    facts = usage.play([delta() * 3 + b"data: " + told + b"\n\n" + DONE]).facts
+    sent = f'{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":{number}}}}}'.encode()
+    facts = usage.play([delta() * 3 + b"data: " + sent + b"\n\n" + DONE]).facts
     assert facts["bad_usage"] is True
     assert "completion_tokens" not in facts
-    assert usage.play([told], headers=JSON).facts["bad_usage"] is True
+    assert usage.play([sent], headers=JSON).facts["bad_usage"] is True
 
 
 def test_a_usage_that_takes_back_what_was_told_before_is_not_believed(usage: UsageFilter) -> None:
@@ -246,7 +246,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize(
-    ("dialect", "said"),
+    ("dialect", "spoken"),
     [
         ("", {"error": {"object": "error", "message": "The input (9 tokens) is longer than the model's context length (8).", "code": 400}}),
         ("", {"error": {"message": "n must be 1", "type": "BadRequestError", "code": 400}}),
@@ -258,14 +258,14 @@ WRAPPED = {
         ("messages", {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8 maximum"}}),
     ],
 )
-def test_an_error_in_a_stream_that_every_node_would_give_is_the_requests_fault(usage: UsageFilter, dialect: str, said: dict) -> None:
-    played = usage.play([f"data: {json.dumps(said)}\n\n".encode()], dialect=dialect)
+def test_an_error_in_a_stream_that_every_node_would_give_is_the_requests_fault(usage: UsageFilter, dialect: str, spoken: dict) -> None:
+    played = usage.play([f"data: {json.dumps(spoken)}\n\n".encode()], dialect=dialect)
     assert played.facts["fault"] == "request"
     assert b"upstream_truncated" not in played.out
 
 
 @pytest.mark.parametrize(
-    "said",
+    "spoken",
     [
         {"error": {"message": "CUDA error", "code": 500}},
         {"error": {"message": "The model `m` does not exist", "type": "NotFoundError", "code": 404}},
@@ -273,8 +273,8 @@ def test_an_error_in_a_stream_that_every_node_would_give_is_the_requests_fault(u
         {"error": "engine died"},
     ],
 )
-def test_any_other_error_in_a_stream_is_the_nodes_fault(usage: UsageFilter, said: dict) -> None:
-    assert "fault" not in usage.play([f"data: {json.dumps(said)}\n\n".encode()]).facts
+def test_any_other_error_in_a_stream_is_the_nodes_fault(usage: UsageFilter, spoken: dict) -> None:
+    assert "fault" not in usage.play([f"data: {json.dumps(spoken)}\n\n".encode()]).facts
 
 
 def test_a_wrapped_context_error_is_told_by_its_real_code_and_sentence(usage: UsageFilter) -> None:
@@ -287,8 +287,8 @@ def test_a_wrapped_context_error_is_told_by_its_real_code_and_sentence(usage: Us
 def test_an_error_in_a_stream_shows_no_address_and_no_file(usage: UsageFilter) -> None:
     message = "failed at http://10.1.2.3:8000/x, 10.0.0.7:22, [fd00::1]:80, gpu-1.internal:8000 in /root/secret/key.pem; see /v1/models"
     played = usage.play([f"data: {json.dumps({'error': {'message': message, 'code': 500}})}\n\n".encode()])
-    told = json.loads(played.out.removeprefix(b"data: "))["error"]["message"]
-    assert told == "failed at (address), (address), (address), (address) in (path); see /v1/models"
+    sent = json.loads(played.out.removeprefix(b"data: "))["error"]["message"]
+    assert sent == "failed at (address), (address), (address), (address) in (path); see /v1/models"
 
 
 def test_a_web_page_on_anthropic_s_path_is_told_in_anthropic_s_shape(usage: UsageFilter) -> None:

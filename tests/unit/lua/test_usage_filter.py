@@ -71,14 +71,14 @@ def test_only_the_usage_event_is_taken_out_of_a_recorded_stream(usage: UsageFilt
 def test_a_recorded_json_answer_gives_its_usage_wherever_it_is_cut(usage: UsageFilter, path: Path) -> None:
     headers, body = capture(path)
     played = usage.play([body], headers=headers)
-    told = json.loads(body).get("usage") if body.startswith(b"{") else None
+    reported = json.loads(body).get("usage") if body.startswith(b"{") else None
     assert played.out == body
-    if told is None:
+    if reported is None:
         assert "prompt_tokens" not in played.facts
     else:
-        cached = told.get("cache_read_input_tokens", 0)
-        assert played.facts["prompt_tokens"] == told.get("prompt_tokens", told.get("input_tokens", 0) + cached)
-        assert played.facts["completion_tokens"] == told.get("completion_tokens", told.get("output_tokens", 0))
+        cached = reported.get("cache_read_input_tokens", 0)
+        assert played.facts["prompt_tokens"] == reported.get("prompt_tokens", reported.get("input_tokens", 0) + cached)
+        assert played.facts["completion_tokens"] == reported.get("completion_tokens", reported.get("output_tokens", 0))
     assert played.facts["done"] is True
     assert usage.first_bad_split(body, headers=headers) == 0
 
@@ -121,15 +121,15 @@ FORGED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("echoed", FORGED)
 def test_what_a_client_wrote_and_a_node_echoes_in_its_events_means_nothing(usage: UsageFilter, echoed: dict[str, Any]) -> None:
     begun = {"object": "response", "status": "in_progress", "error": None, "usage": None, **echoed}
-    told = {"input_tokens": 1000, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0}}
-    said = {"output": [{"type": "message", "content": [{"type": "output_text", "text": "ab"}]}]}
-    ended = {**begun, "status": "completed", **said, "usage": told, **echoed}
+    reported = {"input_tokens": 1000, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0}}
+    output_items = {"output": [{"type": "message", "content": [{"type": "output_text", "text": "ab"}]}]}
+    ended = {**begun, "status": "completed", **output_items, "usage": reported, **echoed}
     chunks: list[dict[str, Any]] = [
         {"type": "response.created", "response": begun},
         {"type": "response.output_text.delta", "delta": "a"},
         {"type": "response.output_text.delta", "delta": "b"},
         {"type": "response.output_text.done", "text": "ab"},
-        {"type": "response.output_item.done", "item": said["output"][0]},
+        {"type": "response.output_item.done", "item": output_items["output"][0]},
     ]
     body = b"".join(map(event, chunks))
     assert counted(usage.play([body], ending="cut")) == {"deltas": 2}
@@ -141,8 +141,12 @@ def test_what_a_client_wrote_and_a_node_echoes_in_its_events_means_nothing(usage
 
 @pytest.mark.parametrize("echoed", FORGED)
 def test_what_a_client_wrote_and_a_node_echoes_in_a_json_body_means_nothing(usage: UsageFilter, echoed: dict[str, Any]) -> None:
-    told = {"input_tokens": 1000, "output_tokens": 900}
-    for answer in ({**echoed, "usage": told}, {"usage": told, **echoed}, {"x": '\\"[{', "usage": told, "y": [[{"z": "}"}]], **echoed}):
+    reported = {"input_tokens": 1000, "output_tokens": 900}
+    for answer in (
+        {**echoed, "usage": reported},
+        {"usage": reported, **echoed},
+        {"x": '\\"[{', "usage": reported, "y": [[{"z": "}"}]], **echoed},
+    ):
         body = json.dumps(answer, indent=len(answer) % 2).encode()
         assert counted(usage.play([body], headers=JSON)) == {"prompt_tokens": 1000, "completion_tokens": 900, "done": True}
     assert usage.first_bad_split(body, headers=JSON) == 0
@@ -272,9 +276,9 @@ def test_an_error_in_the_stream_is_told_and_no_token(usage: UsageFilter, before:
     assert ("first_token_us" in played.facts) == bool(before)
     assert "finish_reason" not in played.facts
     assert usage.first_bad_split(body) == 0
-    shown = [json.loads(data) for data in sse.datas(played.out)[before:-1]]
+    error_events = [json.loads(data) for data in sse.datas(played.out)[before:-1]]
     if isinstance(error, str):
-        assert shown == [{"error": {"message": error, "type": "server_error", "param": None, "code": "upstream_error"}}]
+        assert error_events == [{"error": {"message": error, "type": "server_error", "param": None, "code": "upstream_error"}}]
     else:
         assert played.out == body
 
@@ -345,8 +349,8 @@ def test_only_an_event_with_empty_choices_is_taken_out(usage: UsageFilter) -> No
 
 
 def test_cached_tokens_are_told_apart(usage: UsageFilter) -> None:
-    told = {"prompt_tokens": 3604, "prompt_tokens_details": {"cached_tokens": 3604}, "completion_tokens": 878, "total_tokens": 4482}
-    facts = usage.play([event({"choices": [], "usage": told}) + DONE]).facts
+    reported = {"prompt_tokens": 3604, "prompt_tokens_details": {"cached_tokens": 3604}, "completion_tokens": 878, "total_tokens": 4482}
+    facts = usage.play([event({"choices": [], "usage": reported}) + DONE]).facts
     assert (facts["prompt_tokens"], facts["completion_tokens"], facts["cached_tokens"]) == (3604, 878, 3604)
 
 
@@ -482,8 +486,8 @@ def test_only_a_nodes_readable_answer_is_looked_at(
 def test_an_answer_without_a_body_leaves_no_count(usage: UsageFilter, headers: dict[str, str]) -> None:
     for ending in ("empty", "trailers", "cut"):
         played = usage.play([], headers=headers, ending=ending)
-        shown = TRUNCATED if headers is SSE and ending == "empty" else b""
-        assert (played.out, played.log, played.facts.get("deltas", 0)) == (shown, "", 0)
+        error_events = TRUNCATED if headers is SSE and ending == "empty" else b""
+        assert (played.out, played.log, played.facts.get("deltas", 0)) == (error_events, "", 0)
 
 
 @pytest.mark.parametrize("ending", ["data", "empty"])
@@ -552,9 +556,9 @@ TRANSCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("told", TRANSCRIPTS)
-def test_the_length_of_audio_is_read_wherever_the_answer_is_cut(usage: UsageFilter, told: str) -> None:
-    body, facts = TRANSCRIPTS[told]
+@pytest.mark.parametrize("reported", TRANSCRIPTS)
+def test_the_length_of_audio_is_read_wherever_the_answer_is_cut(usage: UsageFilter, reported: str) -> None:
+    body, facts = TRANSCRIPTS[reported]
     played = usage.play([body], headers=JSON)
     assert (played.out, counted(played)) == (body, {**facts, "done": True})
     assert usage.first_bad_split(body, headers=JSON) == 0
@@ -578,16 +582,16 @@ PRICE = "150000 50000 600000 1000000000 2000 100"
 
 
 def answered(
-    usage: UsageFilter, told: str, price: str = PRICE, *, text: str = "x" * 50, headers: dict[str, str] = JSON, **known: Any
+    usage: UsageFilter, reported: str, price: str = PRICE, *, text: str = "x" * 50, headers: dict[str, str] = JSON, **known: Any
 ) -> Played:
-    body = f'{{"choices":[{{"message":{{"content":"{text}"}},"finish_reason":"stop"}}],"usage":{told}}}'.encode()
+    body = f'{{"choices":[{{"message":{{"content":"{text}"}},"finish_reason":"stop"}}],"usage":{reported}}}'.encode()
     played = usage.play([body[:20], body[20:]], headers=dict(headers), metadata={"request_id": "r-1", "price": price, **known})
     assert (played.out, played.log) == (body, "")
     return played
 
 
 @pytest.mark.parametrize(
-    ("told", "cost"),
+    ("reported", "cost"),
     [
         ('{"prompt_tokens":1000,"completion_tokens":10}', 1000 * 150 + 10 * 600 + 10**6),
         (
@@ -597,10 +601,10 @@ def answered(
         ('{"prompt_tokens":3,"completion_tokens":0,"total_tokens":3}', 450 + 10**6),
     ],
 )
-def test_a_whole_answer_says_what_the_accounts_charge_for_it(usage: UsageFilter, told: str, cost: int) -> None:
-    played = answered(usage, told)
+def test_a_whole_answer_says_what_the_accounts_charge_for_it(usage: UsageFilter, reported: str, cost: int) -> None:
+    played = answered(usage, reported)
     assert played.cost == format_money(cost)
-    assert played.facts["prompt_tokens"] == json.loads(told)["prompt_tokens"]
+    assert played.facts["prompt_tokens"] == json.loads(reported)["prompt_tokens"]
 
 
 @given(
@@ -609,13 +613,13 @@ def test_a_whole_answer_says_what_the_accounts_charge_for_it(usage: UsageFilter,
 def test_the_cost_is_that_of_the_price_list_to_the_last_digit(usage: UsageFilter, prices: tuple[int, ...], counts: tuple[int, ...]) -> None:
     prompt, cached, completion = counts[0], min(counts[:2]), counts[2]
     price = Price(since=0, input=prices[0], cached_input=prices[1], output=prices[2], request=prices[3])
-    told = json.dumps({"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached}})
+    reported = json.dumps({"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached}})
     head = f"{' '.join(map(str, prices))} 10000000 10000000"
-    assert answered(usage, told, head, text="x" * completion).cost == format_money(price.cost(Usage(prompt, completion, cached), 0))
+    assert answered(usage, reported, head, text="x" * completion).cost == format_money(price.cost(Usage(prompt, completion, cached), 0))
 
 
 @pytest.mark.parametrize(
-    ("told", "changes"),
+    ("reported", "changes"),
     [
         ("null", {}),
         ('{"prompt_tokens":2001,"completion_tokens":10}', {}),
@@ -628,5 +632,5 @@ def test_the_cost_is_that_of_the_price_list_to_the_last_digit(usage: UsageFilter
         ('{"prompt_tokens":1000,"completion_tokens":10}', {"price": "1 2 3"}),
     ],
 )
-def test_an_answer_whose_cost_is_an_estimate_says_nothing(usage: UsageFilter, told: str, changes: dict[str, Any]) -> None:
-    assert answered(usage, told, **changes).cost == ""
+def test_an_answer_whose_cost_is_an_estimate_says_nothing(usage: UsageFilter, reported: str, changes: dict[str, Any]) -> None:
+    assert answered(usage, reported, **changes).cost == ""

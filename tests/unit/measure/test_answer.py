@@ -70,7 +70,7 @@ def test_an_event_arrives_with_its_last_byte_however_it_is_cut(step):
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("timing", "found"),
     [
         ('node;dur=35;desc="1795981340.250000"', NodeTimes(1795981340.25, 35.0, 40.0, 41.0)),
         ('node;dur=;desc="1"', None),
@@ -78,6 +78,6 @@ def test_an_event_arrives_with_its_last_byte_however_it_is_cut(step):
         ("", None),
     ],
 )
-def test_the_node_s_own_envoy_is_heard_when_it_tells(told, found):
-    assert NodeTimes.of({"server-timing": told, "x-din-exec-time-ms": "40"}, 41.0) == found
-    assert NodeTimes.of({"server-timing": told}, 41.0) is None
+def test_the_node_s_own_envoy_is_heard_when_it_tells(timing, found):
+    assert NodeTimes.of({"server-timing": timing, "x-din-exec-time-ms": "40"}, 41.0) == found
+    assert NodeTimes.of({"server-timing": timing}, 41.0) is None

@@ -113,12 +113,14 @@ def test_a_refusal_has_no_node_and_costs_nothing() -> None:
 
 
 def test_a_refusal_brings_back_whose_it_is_and_what_was_asked() -> None:
-    told = Labels(tenant="finance", key_id="k", operation="/v1/chat/completions", prompt_estimate=7, tags=Tags("bx", 64, ">=1", "light"))
-    refused = entry({"trace_id": "t-1", "refusal": "rate_limit_exceeded", "labels": msgspec.json.encode(told).decode()})
+    sent_labels = Labels(
+        tenant="finance", key_id="k", operation="/v1/chat/completions", prompt_estimate=7, tags=Tags("bx", 64, ">=1", "light")
+    )
+    refused = entry({"trace_id": "t-1", "refusal": "rate_limit_exceeded", "labels": msgspec.json.encode(sent_labels).decode()})
     refused.response.response_code.value = 429
     [record] = read_records(message(refused), {})
     assert (record.tenant, record.key_id, record.outcome, record.usage) == ("finance", "k", Outcome.REFUSED, Usage(0, 0))
-    assert (record.tags, record.prompt_estimate, record.operation) == (told.tags, 7, "/v1/chat/completions")
+    assert (record.tags, record.prompt_estimate, record.operation) == (sent_labels.tags, 7, "/v1/chat/completions")
 
 
 def test_flags_come_back_as_envoys_short_codes() -> None:

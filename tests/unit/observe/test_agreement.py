@@ -45,8 +45,8 @@ def test_one_that_ends_earlier_is_no_difference():
 
 
 def test_without_probabilities_only_answers_with_hardly_a_word_in_common_differ():
-    def text(said: str) -> TokenizedAnswer:
-        return read_tokenized_answer(chat(text=said))
+    def text(answer_text: str) -> TokenizedAnswer:
+        return read_tokenized_answer(chat(text=answer_text))
 
     assert compare_answers(text("The capital is Paris."), text("The capital is Paris."))[0] is Agreement.AGREE
     assert compare_answers(text("The capital is Paris."), text("The capital of France is Paris."))[0] is Agreement.CLOSE
@@ -54,8 +54,13 @@ def test_without_probabilities_only_answers_with_hardly_a_word_in_common_differ(
 
 
 def test_text_completions_are_read_too():
-    told = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [None, {"b": -0.2, "c": -0.5}], "text_offset": [0, 1]}
-    found = read_tokenized_answer(json.dumps({"choices": [{"text": "ab", "logprobs": told}]}).encode())
+    reported_logprobs = {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-0.1, -0.2],
+        "top_logprobs": [None, {"b": -0.2, "c": -0.5}],
+        "text_offset": [0, 1],
+    }
+    found = read_tokenized_answer(json.dumps({"choices": [{"text": "ab", "logprobs": reported_logprobs}]}).encode())
     assert found == TokenizedAnswer(("a", "b"), ({"a": -0.1}, {"b": -0.2, "c": -0.5}))
     assert compare_answers(found, TokenizedAnswer(("a", "c"), ({"a": -0.1}, {"c": -0.1}))) == (Agreement.CLOSE, 1)
 

@@ -15,13 +15,13 @@ from tests.support.promql import sample_names
 
 
 def record(**fields: Any) -> ExchangeRecord:
-    told = {
+    pairs = {
         "request_id": "r", "trace_id": "t", "tenant": "acme", "key_id": "k", "model": "m", "alias": "a", "pool": "p", "rule": "r1",
         "node_id": "n", "status": 200, "outcome": Outcome.COMPLETED, "stream": True, "usage": Usage(100, 11, 40), "reserved_tokens": 300,
         "prompt_estimate": 110, "features": (), "fixed": 0, "attempts": 1, "degraded": False, "started_at": 1.0, "duration_ms": 1300.0,
         "first_token_ms": 300.0, "last_token_ms": 1300.0, "operation": "/v1/chat/completions", "received_ms": 2.0, "sent_ms": 10.0,
     }  # fmt: skip
-    return ExchangeRecord(**{**told, **fields})
+    return ExchangeRecord(**{**pairs, **fields})
 
 
 def page(families) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -33,8 +33,8 @@ def page(families) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     return read
 
 
-def labels(**told: str) -> frozenset[tuple[str, str]]:
-    return frozenset(told.items())
+def labels(**pairs: str) -> frozenset[tuple[str, str]]:
+    return frozenset(pairs.items())
 
 
 def test_tenants_that_are_not_listed_share_one_name_and_leave_room_for_others():
@@ -149,8 +149,8 @@ def test_a_family_that_grows_while_it_is_shown_is_shown_as_it_was():
 
 
 def test_what_is_not_told_or_no_number_is_left_out():
-    told = make_labelled_family(of.NODE_KV, (("a", 0.5), ("b", None), ("c", math.nan), ("d", math.inf)))
-    assert page([told]) == {"din_node_kv_cache_usage_ratio": {labels(din_node_id="a"): 0.5}}
+    pairs = make_labelled_family(of.NODE_KV, (("a", 0.5), ("b", None), ("c", math.nan), ("d", math.inf)))
+    assert page([pairs]) == {"din_node_kv_cache_usage_ratio": {labels(din_node_id="a"): 0.5}}
     assert page([Family(of.NODE_KV, ())]) == {}
 
 

@@ -125,8 +125,8 @@ def test_an_aborted_stream_is_never_free_and_never_the_whole_reservation() -> No
 
 
 def test_cached_tokens_are_a_part_and_not_an_addition() -> None:
-    told = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604, prompt_estimate=3000, delta_bytes=4000)
-    cost = compute_usage(told, classify_outcome(told))
+    changed = replace(STREAM, prompt_tokens=3604, completion_tokens=878, cached_tokens=3604, prompt_estimate=3000, delta_bytes=4000)
+    cost = compute_usage(changed, classify_outcome(changed))
     assert (cost.total_tokens, cost.cached_tokens) == (4482, 3604)
 
 

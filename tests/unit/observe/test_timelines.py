@@ -17,10 +17,10 @@ def test_a_step_counts_requests_refusals_and_tokens_once_it_is_over():
     lines.add(finished(usage=Usage(30, 20)), 7)
     lines.add(finished(pool="", outcome=Outcome.REFUSED, usage=Usage(0, 0)), 7)
     assert lines.snapshot(7).tenants == {}
-    shown = lines.snapshot(8)
-    assert (shown.pools["p"].requests[-1], shown.pools["p"].refused[-1], shown.pools["p"].tokens_per_s[-1]) == (1, 0, 5.0)
-    assert (shown.tenants["t"].requests[-1], shown.tenants["t"].refused[-1]) == (2, 1)
-    assert lines.snapshot(8) is shown
+    recent = lines.snapshot(8)
+    assert (recent.pools["p"].requests[-1], recent.pools["p"].refused[-1], recent.pools["p"].tokens_per_s[-1]) == (1, 0, 5.0)
+    assert (recent.tenants["t"].requests[-1], recent.tenants["t"].refused[-1]) == (2, 1)
+    assert lines.snapshot(8) is recent
 
 
 def test_percentiles_of_the_first_token_are_at_most_a_bucket_too_large():
@@ -48,6 +48,6 @@ def test_names_are_bounded_and_the_busiest_are_shown(kind):
     for number in range(2_000):
         lines.add(finished(**{kind[:-1]: f"n{number:04d}"}), 1)
     lines.add(finished(**{kind[:-1]: "n0003"}), 1)
-    shown = getattr(lines.snapshot(2), kind)
-    assert len(shown) == 12
-    assert shown["n0003"].requests[-1] == 2
+    recent = getattr(lines.snapshot(2), kind)
+    assert len(recent) == 12
+    assert recent["n0003"].requests[-1] == 2

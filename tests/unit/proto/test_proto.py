@@ -166,9 +166,9 @@ def test_a_check_names_what_differs_and_changes_nothing(generate, monkeypatch, c
     monkeypatch.setattr(generate, "committed", lambda: there | {changed: "", Path("gone_pb2.py"): ""})
     before = (generate.TARGET / changed).read_text()
     assert generate.main(["--check"]) == 1
-    told = capsys.readouterr().err
-    assert "din_extproc/_proto/din/v1/registry_pb2.py" in told
-    assert "gone_pb2.py" in told
+    output = capsys.readouterr().err
+    assert "din_extproc/_proto/din/v1/registry_pb2.py" in output
+    assert "gone_pb2.py" in output
     assert (generate.TARGET / changed).read_text() == before
 
 

@@ -81,10 +81,10 @@ class Network:
     def routed(self):
         return {pool: {node.id for node in nodes} for pool, nodes in self.table.snapshot().joined.items()}
 
-    def said(self):
-        told = [(event.kind, event.member.registration.node.id, event.member.state) for event in self.events]
+    def take_events(self):
+        kinds = [(event.kind, event.member.registration.node.id, event.member.state) for event in self.events]
         self.events = []
-        return told
+        return kinds
 
 
 def test_a_node_is_not_routed_to_before_it_says_that_it_is_ready():
@@ -95,7 +95,7 @@ def test_a_node_is_not_routed_to_before_it_says_that_it_is_ready():
     assert net.routed() == {}
     net.beat(sequence=2)
     assert net.routed() == {"chat": {"a"}}
-    assert net.said() == [(NodeEventKind.JOINED, "a", LOADING), (NodeEventKind.CHANGED, "a", READY)]
+    assert net.take_events() == [(NodeEventKind.JOINED, "a", LOADING), (NodeEventKind.CHANGED, "a", READY)]
     net.beat(sequence=3, state=LOADING)
     assert net.routed() == {}
 
@@ -134,13 +134,13 @@ def test_a_dead_node_is_not_routed_to_and_may_come_back_under_any_epoch():
     net = Network()
     net.register(registration(epoch=5))
     net.beat()
-    net.said()
+    net.take_events()
     net.die()
-    assert net.said() == [(NodeEventKind.LEFT, "a", NodeState.DEAD)]
+    assert net.take_events() == [(NodeEventKind.LEFT, "a", NodeState.DEAD)]
     assert net.routed() == {}
     net.register(registration(epoch=1), "again")
     net.beat(lease="again")
-    assert net.said() == [(NodeEventKind.JOINED, "a", LOADING), (NodeEventKind.CHANGED, "a", READY)]
+    assert net.take_events() == [(NodeEventKind.JOINED, "a", LOADING), (NodeEventKind.CHANGED, "a", READY)]
     assert net.routed() == {"chat": {"a"}}
 
 
@@ -168,7 +168,7 @@ def test_draining_holds_whatever_the_node_says_then():
 
 
 @pytest.mark.parametrize(
-    ("lie", "told"),
+    ("lie", "expected"),
     [
         ({"model": "x"}, "no model 'x'"),
         ({"version": "2.0"}, "versions 1.0, 1.1, not '2.0'"),
@@ -178,19 +178,19 @@ def test_draining_holds_whatever_the_node_says_then():
         ({"sha": ""}, "not nothing"),
     ],
 )
-def test_what_the_catalogue_contradicts_is_refused_with_the_reason(lie, told):
+def test_what_the_catalogue_contradicts_is_refused_with_the_reason(lie, expected):
     denied = Network().register(registration(**lie))
     assert denied.kind is DenialReason.UNTRUE
-    assert told in denied.reason
+    assert expected in denied.reason
 
 
 def test_a_catalogue_that_changes_judges_those_who_are_in():
     net = Network()
     net.register(registration(version="1.1", sha=""))
     net.beat()
-    net.said()
+    net.take_events()
     net.events += net.table.reload((CHAT,), {"m": {"1.1": CatalogEntry("bf16", 8192, SHA)}}, net.now)
-    assert net.said() == [(NodeEventKind.CHANGED, "a", NodeState.QUARANTINED)]
+    assert net.take_events() == [(NodeEventKind.CHANGED, "a", NodeState.QUARANTINED)]
     assert net.routed() == {}
     assert "sha256" in net.table.get_member("a", net.now).reasons[-1]
     net.events += net.table.reload((CHAT,), CATALOGUE, net.now)

@@ -135,12 +135,12 @@ def test_a_pattern_is_only_looked_at_where_it_is_one():
 
 
 def test_whoever_asks_why_an_expression_did_not_match_hears_how_it_failed():
-    for source, said in (
+    for source, expected in (
         ("headers['x'] == '1'", "fails (there is no 'x'): headers['x'] == '1'"),
         ("'a'.matches(model)", "fails ('(' is not a pattern: unclosed group): 'a'.matches(model)"),
         ("stream", "not true: stream"),
     ):
-        assert describe_unmet(RuleCondition(cel=source), facts(model="(")) == (said,)
+        assert describe_unmet(RuleCondition(cel=source), facts(model="(")) == (expected,)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ class Fleet:
         self.load.adapters.use(first, adapter, now, SLOTS)
         return first
 
-    def report(self, node_id, at=0.0, **said):
-        self.load.on_reading(node_id, HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **said), at))
+    def report(self, node_id, at=0.0, **fields):
+        self.load.on_reading(node_id, HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **fields), at))
 
 
 def test_requests_for_an_adapter_stay_at_the_node_that_loaded_it():

@@ -52,8 +52,8 @@ def ids(picked):
     return [each.id for each in picked]
 
 
-def reading(at=0.0, **said):
-    return HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **said), at)
+def reading(at=0.0, **fields):
+    return HeartbeatReading(Heartbeat(state=NodeState.READY, sequence=1, **fields), at)
 
 
 @pytest.mark.parametrize(("cached_share", "stays"), [(None, True), (0.0, False), (0.3, True), (0.9, True)])

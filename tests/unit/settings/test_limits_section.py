@@ -99,7 +99,7 @@ def test_a_node_s_numbers_are_refused_beyond_what_envoy_takes(written, wrong):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ("envoy: { timeouts: { message_ms: 1 } }", "gives up after 1 ms"),
         ("store: { timeout_ms: 4999 }", ""),
@@ -109,10 +109,10 @@ def test_a_node_s_numbers_are_refused_beyond_what_envoy_takes(written, wrong):
         ("envoy: { listener: '10.0.0.9:9090' }", ""),
     ],
 )
-def test_what_redis_envoy_and_the_sidecar_do_to_each_other_is_found_before_anything_starts(written, more, said):
+def test_what_redis_envoy_and_the_sidecar_do_to_each_other_is_found_before_anything_starts(written, more, expected):
     settings = written(SMALL % "" + more)
-    assert isinstance(settings, Settings) == (not said)
-    assert said in str(settings)
+    assert isinstance(settings, Settings) == (not expected)
+    assert expected in str(settings)
 
 
 def test_envoys_on_other_machines_may_have_the_same_ports(written):

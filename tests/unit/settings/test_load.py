@@ -274,12 +274,12 @@ def test_an_anchor_repeats_a_whole_value(written):
 def test_files_that_can_t_be_read_say_so_in_one_line(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"version: 1 # \xe9\n")
     (tmp_path / "control.yaml").write_bytes(b"version: 1\n\x00")
-    said = {name: str(load(tmp_path / name, {})) for name in ("missing.yaml", ".", "latin.yaml", "control.yaml")}
-    assert "can't be read: no such file or directory" in said["missing.yaml"]
-    assert "can't be read: is a directory" in said["."]
-    assert "not UTF-8 text (byte 13)" in said["latin.yaml"]
-    assert "control characters are not allowed" in said["control.yaml"]
-    assert {text.count("\n") for text in said.values()} == {1}
+    messages = {name: str(load(tmp_path / name, {})) for name in ("missing.yaml", ".", "latin.yaml", "control.yaml")}
+    assert "can't be read: no such file or directory" in messages["missing.yaml"]
+    assert "can't be read: is a directory" in messages["."]
+    assert "not UTF-8 text (byte 13)" in messages["latin.yaml"]
+    assert "control characters are not allowed" in messages["control.yaml"]
+    assert {text.count("\n") for text in messages.values()} == {1}
 
 
 def test_a_file_without_permission_is_reported(tmp_path):
@@ -406,17 +406,17 @@ def test_a_node_is_not_where_envoy_itself_listens(written, node, listener, sound
     assert sound or "pools.p.nodes[0].address: here Envoy itself listens" in str(loaded)
 
 
-@pytest.mark.parametrize(("line", "said"), [
+@pytest.mark.parametrize(("line", "messages"), [
     ('network: "réal time/é"', "network: 'réal time/é' is not a name"),
     ("limits: { reserved_for_critical: 1.5 }", "limits.reserved_for_critical: less than 1.0 is expected"),
     ("gateway: { ext_authz: { longest_s: quick } }", "gateway.ext_authz.longest_s: a number is expected, not a text"),
     ("version: 1000000000000000000000000000000", "version: the number is too large"),
 ])  # fmt: skip
-def test_a_mistake_is_told_once_and_in_our_own_words(written, line, said):
+def test_a_mistake_is_told_once_and_in_our_own_words(written, line, messages):
     refused = written(SMALL.replace("version: 1\n", f"{line}\n" if line.startswith("version") else f"version: 1\n{line}\n"))
     assert isinstance(refused, ConfigRejected)
     [problem] = [each for each in refused.problems if not each.warning]
-    assert f"{problem.path}: {problem.message}".startswith(said)
+    assert f"{problem.path}: {problem.message}".startswith(messages)
 
 
 def test_a_pools_compute_capability_is_exact_or_a_minimum_that_its_listed_nodes_meet(written):
@@ -438,8 +438,8 @@ identity:
 def test_identities_that_can_t_work_are_reported(written):
     rejected = written(SMALL + IDENTITIES)
     assert isinstance(rejected, ConfigRejected)
-    said = {problem.message.rpartition("/")[2]: problem.warning for problem in rejected.problems}
-    assert said == {
+    messages = {problem.message.rpartition("/")[2]: problem.warning for problem in rejected.problems}
+    assert messages == {
         "missing.json is no file here; Envoy needs it when it starts": True,
         "no tenant is called 'tt'": False,
         "Envoy asks no client for a certificate, so it can verify none": True,

@@ -40,7 +40,7 @@ def written(tmp_path):
     return write
 
 
-def told(settings, path: str, body: bytes, **headers: str):
+def explained(settings, path: str, body: bytes, **headers: str):
     request = {"path": path, "headers": headers, "body": body.decode("latin-1")}
     return explain(settings, "t", json.dumps(request).encode())
 
@@ -62,20 +62,20 @@ def test_only_a_pool_whose_engine_has_it_gets_it(written):
     assert not set(OWN) & served["other"]
     settings = written()
     body = json.dumps({"model": "n", "input": "some words"}).encode()
-    refused = told(settings, "/v1/moderations", body, **{"content-type": "application/json"})
+    refused = explained(settings, "/v1/moderations", body, **{"content-type": "application/json"})
     assert (refused.sent, refused.status, refused.message) == (False, 400, "The model `n` does not serve /v1/moderations.")
 
 
 def test_explain_says_where_it_goes_and_what_it_is_charged_for(written):
     settings = written()
     body = json.dumps({"model": "m", "input": "some words"}).encode()
-    shown = told(settings, "/moderations", body, **{"content-type": "application/json"})
-    assert (shown.sent, shown.pool, shown.intent.path) == (True, "own", "/v1/moderations")
-    assert "charged   for prompt" in shown.lines()
+    result = explained(settings, "/moderations", body, **{"content-type": "application/json"})
+    assert (result.sent, result.pool, result.intent.path) == (True, "own", "/v1/moderations")
+    assert "charged   for prompt" in result.lines()
     own = settings.operations["/v1/audio/diarizations"]
-    shown = told(settings, own, build_body(own, "m", 3), **{"content-type": content_type(own)})
-    assert (shown.sent, shown.intent.model, shown.intent.audio_seconds) == (True, "m", 1)
-    assert "charged   for audio seconds, 1 seconds of audio" in shown.lines()
+    result = explained(settings, own, build_body(own, "m", 3), **{"content-type": content_type(own)})
+    assert (result.sent, result.intent.model, result.intent.audio_seconds) == (True, "m", 1)
+    assert "charged   for audio seconds, 1 seconds of audio" in result.lines()
 
 
 def test_a_rule_and_a_pool_can_name_it(written):
@@ -85,7 +85,7 @@ def test_a_rule_and_a_pool_can_name_it(written):
     assert isinstance(settings, Settings), settings
     assert next(pool.operations for pool in settings.pools if pool.name == "own") == {"/v1/moderations"}
     body = json.dumps({"model": "m", "input": "some words"}).encode()
-    assert told(settings, "/v1/moderations", body).rule == "own"
+    assert explained(settings, "/v1/moderations", body).rule == "own"
 
 
 def test_verify_asks_for_it(written):

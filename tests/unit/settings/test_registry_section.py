@@ -49,7 +49,7 @@ def test_a_pool_that_contradicts_its_listed_nodes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ("node_tokens_file: tokens.yaml", "`address` (gRPC), `http_address`, or both"),
         ("http_address: 127.0.0.1:50061, node_tokens_file: tokens.yaml, heartbeat_s: 3, dead_after_s: 5", "at least twice"),
@@ -58,8 +58,8 @@ def test_a_pool_that_contradicts_its_listed_nodes_is_refused(tmp_path):
         ("http_address: 127.0.0.1:50061, node_tokens_file: absent.yaml", "can't be read"),
     ],
 )
-def test_a_registry_that_can_not_work_is_refused(tmp_path, fields, told):
-    assert any(told in message for _, message in problems(loaded(tmp_path, f"gateway: {{ registry: {{ {fields} }} }}")))
+def test_a_registry_that_can_not_work_is_refused(tmp_path, fields, expected):
+    assert any(expected in message for _, message in problems(loaded(tmp_path, f"gateway: {{ registry: {{ {fields} }} }}")))
 
 
 def test_a_broken_file_of_tokens_is_reported_line_by_line_without_what_it_holds(tmp_path):

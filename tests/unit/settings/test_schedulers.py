@@ -40,7 +40,7 @@ def test_options_are_the_schedulers_own(pool):
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "expected"),
     [
         ("token_avalable", "'token_avalable' is not a scheduler: round_robin, token_available"),
         ({"half_life_s": 3}, "None is not a scheduler"),
@@ -52,9 +52,9 @@ def test_options_are_the_schedulers_own(pool):
         ({"name": "prefix_affinity", "headroom": 0.5}, "headroom: Expected `float` >= 1"),
     ],
 )
-def test_what_is_no_scheduler_or_no_option_is_said_at_its_place(pool, written, said):
+def test_what_is_no_scheduler_or_no_option_is_said_at_its_place(pool, written, expected):
     problems = pool(scheduler=written)
-    assert said in problems
+    assert expected in problems
     assert "pools.p.scheduler" in problems
 
 

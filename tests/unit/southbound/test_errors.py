@@ -381,6 +381,6 @@ def test_a_context_error_inside_other_errors_is_found_at_any_depth():
 
 
 def test_an_error_that_is_told_shows_neither_addresses_nor_files_but_paths_of_the_api():
-    said = "failed at http://10.1.2.3:8000/x 10.0.0.7:22 [fd00::1]:80 gpu-1.internal:8000 in /root/secret/key.pem; see /v1/models"
-    message = parse_error(json.dumps({"error": {"message": said}}).encode()).message
+    error_text = "failed at http://10.1.2.3:8000/x 10.0.0.7:22 [fd00::1]:80 gpu-1.internal:8000 in /root/secret/key.pem; see /v1/models"
+    message = parse_error(json.dumps({"error": {"message": error_text}}).encode()).message
     assert message == "failed at (address) (address) (address) (address) in (path); see /v1/models"

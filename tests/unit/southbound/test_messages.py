@@ -177,8 +177,8 @@ def test_texts_and_parallel_calls_are_blocks_of_their_own():
     ]
     opened = [event["content_block"] for event in made if event["type"] == "content_block_start"]
     assert [(block["type"], block.get("id")) for block in opened] == [("text", None), ("tool_use", "c1"), ("tool_use", "c2")]
-    said = [(event["index"], event["delta"].get("partial_json")) for event in made if event["type"] == "content_block_delta"]
-    assert said[2:] == [(1, '{"city":'), (1, '"Paris"}'), (2, "{}")]
+    input_deltas = [(event["index"], event["delta"].get("partial_json")) for event in made if event["type"] == "content_block_delta"]
+    assert input_deltas[2:] == [(1, '{"city":'), (1, '"Paris"}'), (2, "{}")]
     assert made[-2]["delta"]["stop_reason"] == "tool_use"
     assert made[-2]["usage"]["input_tokens"] == 15
 

@@ -141,8 +141,8 @@ def head_with(connection: dict[str, object] | None = None, **metadata: dict[str,
     request = ProcessingRequest.FromString(message("request_headers", HEAD))
     if connection is not None:
         ParseDict(connection, request.attributes["envoy.filters.http.ext_proc"])
-    for name, said in metadata.items():
-        ParseDict(said, request.metadata_context.filter_metadata[f"envoy.filters.http.{name}"])
+    for name, values in metadata.items():
+        ParseDict(values, request.metadata_context.filter_metadata[f"envoy.filters.http.{name}"])
     event = decode(request.SerializeToString())
     assert isinstance(event, RequestHeaders)
     return event.head
@@ -150,9 +150,9 @@ def head_with(connection: dict[str, object] | None = None, **metadata: dict[str,
 
 def test_a_head_has_what_envoy_says_of_its_connection():
     assert head_with().peer == NO_PEER
-    said = {"connection.uri_san_peer_certificate": "spiffe://a/b", "source.address": "10.0.0.7:1", "other": 7}
+    values = {"connection.uri_san_peer_certificate": "spiffe://a/b", "source.address": "10.0.0.7:1", "other": 7}
     for _ in range(2):  # once read, once remembered
-        assert head_with(said).peer == PeerConnection(uri="spiffe://a/b", address="10.0.0.7:1")
+        assert head_with(values).peer == PeerConnection(uri="spiffe://a/b", address="10.0.0.7:1")
     odd = {"connection.uri_san_peer_certificate": ["spiffe://a/b"], "connection.dns_san_peer_certificate": None}
     assert head_with(odd).peer == NO_PEER
 
@@ -160,9 +160,9 @@ def test_a_head_has_what_envoy_says_of_its_connection():
 @pytest.mark.parametrize("field", ["din", "https://issuer.example", "payload"])
 def test_the_claims_of_a_verified_token_come_from_its_filter_alone(field):
     claims = {"iss": "https://issuer.example", "n": 1.0}
-    said = {field: claims, "failed": {"code": 3.0}}
-    assert head_with(jwt_authn=said).claims == claims
-    assert head_with(another=said).claims is None
+    values = {field: claims, "failed": {"code": 3.0}}
+    assert head_with(jwt_authn=values).claims == claims
+    assert head_with(another=values).claims is None
 
 
 def test_a_number_without_a_value_is_no_claim():

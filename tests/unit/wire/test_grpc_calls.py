@@ -275,12 +275,12 @@ def test_a_cancelled_call_is_cut_once_and_what_waited_is_forgotten():
     assert peer.grpc.held == peer.grpc.calls == 0
 
 
-@pytest.mark.parametrize("said", [b"", message(b"x" * 100)[:50]], ids=["nothing", "half a message"])
-def test_a_call_that_says_nothing_whole_is_ended_and_one_that_has_spoken_may_be_silent(said):
+@pytest.mark.parametrize("sent", [b"", message(b"x" * 100)[:50]], ids=["nothing", "half a message"])
+def test_a_call_that_says_nothing_whole_is_ended_and_one_that_has_spoken_may_be_silent(sent):
     peer = Peer(limits=WireLimits(message_s=30, keepalive_s=1000))
     peer.say(opening(1), opening(3))
     peer.say(data(3, message(b"hello")))
-    peer.say(data(1, said))
+    peer.say(data(1, sent))
     for at in range(0, 60, 5):
         peer.grpc.tick(at)
     peer.take_frames()

@@ -43,11 +43,11 @@ class Client:
                     self.grpc.finish(event.call)
             down = self.grpc.take()
             if down:
-                self.hear(down)
+                self.read(down)
             if not up and not down:
                 return
 
-    def hear(self, down):
+    def read(self, down):
         for event in self.h2.receive_data(down):
             self.events.append(event)
             if isinstance(event, h2.events.DataReceived):

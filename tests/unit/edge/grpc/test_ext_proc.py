@@ -93,8 +93,12 @@ async def test_any_fault_in_the_decision_is_answered_with_a_body(body, error):
         peer.reply(sink.sent.pop(0))
     session.ended(cancelled=False)
     assert peer.answered.status == 500
-    told = json.loads(peer.answered.body)
-    assert (told["error"]["type"], told["error"]["code"], told["trace_id"]) == ("server_error", "internal_error", "trace-1")
+    error_body = json.loads(peer.answered.body)
+    assert (error_body["error"]["type"], error_body["error"]["code"], error_body["trace_id"]) == (
+        "server_error",
+        "internal_error",
+        "trace-1",
+    )
     assert peer.answered.headers["content-type"] == "application/json"
     assert "secret" not in peer.answered.body.decode()
     assert (flow.errors, flow.ends, sink.failures) == ([error], 1, [])
@@ -282,9 +286,9 @@ async def test_the_rest_of_a_stream_whose_treatment_failed_is_left_out():
     for data, end in ((b"one", False), (b"bad", False), (b"two", False), (b"", True)):
         session.message(message("response_body", body=data, end=end))
     session.ended(cancelled=False)
-    said = [ProcessingResponse.FromString(each).response_body.response.body_mutation for each in sink.sent[before:]]
-    assert [each.body for each in said] == [b"one", b"broken off", b"", b""]
-    assert [each.clear_body for each in said] == [False, False, True, True]
+    mutations = [ProcessingResponse.FromString(each).response_body.response.body_mutation for each in sink.sent[before:]]
+    assert [each.body for each in mutations] == [b"one", b"broken off", b"", b""]
+    assert [each.clear_body for each in mutations] == [False, False, True, True]
     assert (sink.failures, len(flow.errors), flow.ends) == ([], 1, 1)
 
 

@@ -68,7 +68,7 @@ class RawClient:
         self.reader = reader
         self.writer = writer
 
-    async def hear(self, count):
+    async def read_frames(self, count):
         seen = []
         async with asyncio.timeout(20):
             while len(seen) < count:
@@ -119,7 +119,7 @@ async def served(*services, limits=None):
 async def counted(server, client):
     """Opens a call. Returns its connection, and the transport that counts from now on."""
     client.say(HELLO, call(1))
-    await client.hear(3)
+    await client.read_frames(3)
     (connection,) = server.connections
     connection._transport = CountingTransport(connection._transport)
     return connection, connection._transport
@@ -130,18 +130,18 @@ def call(stream_id, **changed):
 
 
 async def test_a_method_that_raises_fails_its_call_tells_the_operator_and_spares_the_others():
-    told = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
     service = EchoService()
     async with served(service) as (_, client):
         client.say(HELLO, call(1), call(3), opening(5, path="/test.Echo/Refuse"))
         client.say(data(1, message(b"!")), data(3, message(b"\x01fine"), end=True))
         await until(lambda: len(service.handlers) == 2 and service.handlers[1].ends)
-        heard = await client.hear(10)
-        failed = {seen.stream_id for seen in heard if b"internal error" in seen.payload}
+        seen_frames = await client.read_frames(10)
+        failed = {seen.stream_id for seen in seen_frames if b"internal error" in seen.payload}
         assert failed == {1, 5}
-        assert [seen.payload for seen in heard if seen.kind == frames.DATA] == [message(b"\x01fine")]
-        assert [type(error) for error in told] == [ZeroDivisionError] * 2
+        assert [seen.payload for seen in seen_frames if seen.kind == frames.DATA] == [message(b"\x01fine")]
+        assert [type(error) for error in errors] == [ZeroDivisionError] * 2
         assert service.handlers[0].ends == [True]
 
 
@@ -159,7 +159,7 @@ async def test_replies_wait_for_a_client_that_does_not_read_and_arrive_when_it_d
         assert connection._transport.get_write_buffer_size() < 16_000_000
         received = 0
         while received < 10 * 8 * len(message(big)):
-            received += sum(len(seen.payload) for seen in await client.hear(1) if seen.kind == frames.DATA)
+            received += sum(len(seen.payload) for seen in await client.read_frames(1) if seen.kind == frames.DATA)
         await until(lambda: server.calls == 0)
         assert connection.grpc.held == 0
 
@@ -181,7 +181,7 @@ async def test_a_client_that_never_reads_and_asks_for_ever_loses_its_calls_not_o
 async def test_a_broken_peer_hears_why_before_the_connection_closes():
     async with served() as (server, client):
         client.say(HELLO, frame(frames.PING, 0, 0, b"short"), b"\0" * 200_000)
-        *_, goodbye = await client.hear(4)
+        *_, goodbye = await client.read_frames(4)
         assert (goodbye.kind, goodbye.code, goodbye.reason) == (frames.GOAWAY, ErrorCode.FRAME_SIZE_ERROR, "PING of a wrong size")
         assert await client.reader.read() == b""
         client.writer.close()
@@ -204,9 +204,9 @@ async def test_replies_of_one_turn_leave_in_one_write_and_a_burst_is_answered_in
     async with served(service) as (server, client):
         _, counting = await counted(server, client)
         client.say(b"".join(data(1, message(b"\x03%d" % number)) for number in range(messages)))
-        heard = await client.hear(1 + 3 * messages)
-        assert [seen.kind for seen in heard] == [frames.HEADERS, *[frames.DATA] * 3 * messages]
-        assert [seen.payload[6:] for seen in heard[1::3]] == [b"%d" % number for number in range(messages)]
+        seen_frames = await client.read_frames(1 + 3 * messages)
+        assert [seen.kind for seen in seen_frames] == [frames.HEADERS, *[frames.DATA] * 3 * messages]
+        assert [seen.payload[6:] for seen in seen_frames[1::3]] == [b"%d" % number for number in range(messages)]
         assert counting.writes == writes
 
 
@@ -220,7 +220,7 @@ async def test_a_client_whose_messages_wait_for_their_turn_is_read_no_further_un
         connection.data_received(burst)
         connection.data_received(burst)
         assert transport.pauses == ["paused"]
-        await client.hear(601)
+        await client.read_frames(601)
         assert transport.pauses == ["paused", "resumed"]
 
 
@@ -253,7 +253,7 @@ async def test_an_open_stream_costs_no_more_than_6000_bytes():
     service = ExtProcService(handler_factory)
     async with served(service) as (server, client):
         client.say(HELLO)
-        await client.hear(3)
+        await client.read_frames(3)
         (connection,) = server.connections
         head = message(extproc_message("request_headers", {":method": "POST", ":path": "/v1/chat/completions"}))
         parts = [opening(2 * at + 1, path=PROCESS) + data(2 * at + 1, head) for at in range(count)]
@@ -281,7 +281,7 @@ async def test_calls_that_end_in_any_way_leave_nothing_for_the_garbage_collector
     reset = frames.WORD.pack(ErrorCode.CANCEL)
     async with served(service) as (server, client):
         client.say(HELLO)
-        await client.hear(3)
+        await client.read_frames(3)
         (connection,) = server.connections
         gc.collect()
         gc.disable()
@@ -314,15 +314,15 @@ async def test_however_many_hold_a_connection_a_newcomer_finds_a_place_and_who_i
     (port,) = await server.start("127.0.0.1:0")
     at_work = RawClient(*await asyncio.open_connection("127.0.0.1", port))
     at_work.say(HELLO, call(1), data(1, message(b"\x01")))
-    assert (await at_work.hear(5))[-1].payload == message(b"\x01")
+    assert (await at_work.read_frames(5))[-1].payload == message(b"\x01")
     held = [RawClient(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(30)]
     for each in held[::2]:
         each.say(HELLO)
     newcomer = RawClient(*await asyncio.open_connection("127.0.0.1", port))
     newcomer.say(HELLO, call(1), data(1, message(b"\x01")))
-    assert (await newcomer.hear(5))[-1].payload == message(b"\x01")
+    assert (await newcomer.read_frames(5))[-1].payload == message(b"\x01")
     at_work.say(data(1, message(b"\x02")))
-    assert [seen.payload for seen in await at_work.hear(2)] == [message(b"\x02")] * 2
+    assert [seen.payload for seen in await at_work.read_frames(2)] == [message(b"\x02")] * 2
     assert len(server.connections) <= 11
     assert server.connection_limiter.sent_away >= 20
     for each in (*held, at_work, newcomer):

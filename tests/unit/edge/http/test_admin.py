@@ -63,10 +63,10 @@ async def test_every_other_page_is_for_holders_of_a_key_where_one_is_wanted(site
 
 async def test_an_order_needs_a_key_that_may_operate_also_where_pages_need_none(site):
     client, _ = site
-    told = [
+    statuses = [
         (await client.post("/nodes/a/drain", headers={"authorization": f"Bearer {key}"})).status_code for key in ("none", "right", "ops")
     ]
-    assert told == [401, 401, 200]
+    assert statuses == [401, 401, 200]
 
 
 async def test_a_page_of_the_web_that_made_its_name_point_here_reads_nothing_where_no_key_is_wanted(site):

@@ -21,7 +21,7 @@ KEY = {"authorization": "Bearer right"}
 async def site():
     made = []
 
-    async def shown() -> DashboardData:
+    async def read_data() -> DashboardData:
         made.append(len(made))
         nodes = (
             NodeRow("still", ("p",), "ready", 1.0, "m", "1", "bf16", "vllm", 8),
@@ -29,7 +29,7 @@ async def site():
         )
         return DashboardData(float(len(made)), 10, 60, "", "f", (), 0, {}, (), nodes, {}, {}, (), (), None)
 
-    pages = DashboardPages(lambda authorization: "ops" if authorization == KEY["authorization"] else None, shown)
+    pages = DashboardPages(lambda authorization: "ops" if authorization == KEY["authorization"] else None, read_data)
     port = HttpPort(pages.routes)
     number = free_port()
     await port.start(f"127.0.0.1:{number}")

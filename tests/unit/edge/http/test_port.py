@@ -129,10 +129,10 @@ async def test_nobody_is_told_what_it_is_made_of():
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
             async with asyncio.timeout(10):
-                told = (await reader.read()).lower()
-            assert b"server: din\r\n" in told
+                response = (await reader.read()).lower()
+            assert b"server: din\r\n" in response
             for word in (b"python", b"aiohttp", b"bytes when reading", b"method encountered"):
-                assert word not in told
+                assert word not in response
             writer.close()
 
 

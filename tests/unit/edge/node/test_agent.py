@@ -63,9 +63,9 @@ async def test_a_node_registers_as_soon_as_its_engine_serves_the_model_and_beats
     agent = agent_of(session, engine, registry)
     await agent.watch()
     assert agent.registered
-    said = registry.registrations[0]
-    assert (said["id"], said["weights_sha256"], said["engine"]) == ("gpu-1", "ab" * 32, "vllm")
-    assert said["free_memory_bytes"] > 0
+    registration = registry.registrations[0]
+    assert (registration["id"], registration["weights_sha256"], registration["engine"]) == ("gpu-1", "ab" * 32, "vllm")
+    assert registration["free_memory_bytes"] > 0
     beat = registry.beats[0]
     assert (beat["state"], beat["waiting"], beat["running"], beat["sequence"]) == ("ready", 3, 2, 1)
     await agent.report()
@@ -80,8 +80,8 @@ async def test_a_node_whose_engine_lists_nothing_yet_registers_as_loading_and_sa
     await agent.report()
     assert {(beat["state"], beat["reason"]) for beat in registry.beats} == {("loading", "the engine lists no model, not m")}
     assert "gpu-1 is loading: the engine lists no model, not m" in caplog.messages
-    welcome, shown = await agent.get_health()
-    assert (welcome, shown["state"], shown["reason"]) == (False, "loading", "the engine lists no model, not m")
+    welcome, page = await agent.get_health()
+    assert (welcome, page["state"], page["reason"]) == (False, "loading", "the engine lists no model, not m")
     engine.models = ["other"]
     await agent.watch()
     assert registry.beats[-1]["reason"] == "the engine lists other, not m"
@@ -218,8 +218,8 @@ async def test_health_shows_the_queue_as_it_is_now(session, engine, registry, mo
     agent = agent_of(session, engine, registry)
     await agent.watch()
     engine.waiting = 7
-    welcome, shown = await agent.get_health()
-    assert (welcome, shown["waiting"], shown["registered"]) == (True, 7, True)
+    welcome, page = await agent.get_health()
+    assert (welcome, page["waiting"], page["registered"]) == (True, 7, True)
 
 
 async def test_what_the_envoy_in_front_holds_back_waits_too(session, engine, registry):

@@ -28,7 +28,7 @@ async def engine():
     await made.stop()
 
 
-class Heard:
+class Readings:
     """Keeps the latest reading of each node."""
 
     def __init__(self):
@@ -61,63 +61,63 @@ def test_a_nodes_page_is_where_its_engine_usually_has_it(engine, host, url):
 
 
 async def test_a_page_becomes_a_reading_again_and_again(engine):
-    heard = Heard()
-    scraper = Scraper(heard)
+    observer = Readings()
+    scraper = Scraper(observer)
     engine.waiting, engine.running = 4, 2
     scraper.set_targets([ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))], 0.02)
-    await heard.until(lambda: heard.count >= 2)
-    beat = heard.readings["gpu-1"].beat
+    await observer.until(lambda: observer.count >= 2)
+    beat = observer.readings["gpu-1"].beat
     assert (beat.waiting, beat.running, beat.state) == (4, 2, "ready")
     engine.waiting = 9
-    await heard.until(lambda: heard.readings["gpu-1"].beat.waiting == 9)
+    await observer.until(lambda: observer.readings["gpu-1"].beat.waiting == 9)
     await scraper.stop()
 
 
 async def test_a_node_that_is_gone_says_nothing_and_is_asked_again(engine):
-    heard = Heard()
-    scraper = Scraper(heard)
+    observer = Readings()
+    scraper = Scraper(observer)
     await engine.stop()
     scraper.set_targets([ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))], 0.02)
     await let_pass(60)
-    assert heard.count == 0
+    assert observer.count == 0
     await engine.start()
-    await heard.until(lambda: heard.count)
+    await observer.until(lambda: observer.count)
     await scraper.stop()
 
 
 async def test_an_engine_that_does_not_tell_is_no_reading(engine):
-    heard = Heard()
-    scraper = Scraper(heard)
+    observer = Readings()
+    scraper = Scraper(observer)
     scraper.set_targets(
         [ScrapeTarget.of(node_at(engine.port), pool_of("llamacpp")), ScrapeTarget.of(node_at(engine.port), pool_of("ollama"))], 0.02
     )
     await let_pass(60)
     await scraper.stop()
-    assert heard.count == 0
+    assert observer.count == 0
 
 
 async def test_a_node_that_left_the_configuration_is_not_asked_any_more(engine):
-    heard = Heard()
-    scraper = Scraper(heard)
+    observer = Readings()
+    scraper = Scraper(observer)
     target = ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))
     scraper.set_targets([target], 0.02)
-    await heard.until(lambda: heard.count)
+    await observer.until(lambda: observer.count)
     scraper.set_targets([target], 0.02)
-    await heard.until(lambda: heard.count >= 2)
+    await observer.until(lambda: observer.count >= 2)
     scraper.set_targets([], 0.02)
     await turns()
-    before = heard.count
+    before = observer.count
     await let_pass(60)
-    assert heard.count == before
+    assert observer.count == before
     await scraper.stop()
 
 
 async def test_nobody_is_asked_any_more_once_the_interval_is_0(engine):
-    heard = Heard()
-    scraper = Scraper(heard)
+    observer = Readings()
+    scraper = Scraper(observer)
     target = ScrapeTarget.of(node_at(engine.port), pool_of("vllm"))
     scraper.set_targets([target], 0.02)
-    await heard.until(lambda: heard.readings)
+    await observer.until(lambda: observer.readings)
     scraper.set_targets([target], 0)
     assert scraper.latest == {}
     await scraper.stop()
@@ -125,11 +125,11 @@ async def test_nobody_is_asked_any_more_once_the_interval_is_0(engine):
 
 async def test_the_adapters_of_a_node_are_read_from_its_list_of_models(engine):
     engine.adapters = ["sql", "law"]
-    heard = Heard()
-    scraper = Scraper(heard)
+    observer = Readings()
+    scraper = Scraper(observer)
     scraper.set_targets([ScrapeTarget.of(node_at(engine.port), pool_of("vllm", "sql", "law"))], 0.02)
-    await heard.until(lambda: heard.readings)
-    assert heard.readings["gpu-1"].beat.adapters == ("law", "sql")
+    await observer.until(lambda: observer.readings)
+    assert observer.readings["gpu-1"].beat.adapters == ("law", "sql")
     engine.adapters = ["law"]
-    await heard.until(lambda: heard.readings["gpu-1"].beat.adapters == ("law",))
+    await observer.until(lambda: observer.readings["gpu-1"].beat.adapters == ("law",))
     await scraper.stop()

@@ -30,11 +30,11 @@ def test_a_sound_configuration_meets_no_complaint(binary):
     ],
 )
 def test_a_complaint_names_the_field_in_one_line(binary, text, named):
-    said = find_config_error(text, binary)
-    assert said is not None
-    assert named in said
-    assert "\n" not in said
-    assert "/tmp" not in said
+    problem = find_config_error(text, binary)
+    assert problem is not None
+    assert named in problem
+    assert "\n" not in problem
+    assert "/tmp" not in problem
 
 
 def test_the_version_is_told(binary):

@@ -45,8 +45,8 @@ async def test_sleeping_as_told_is_enough_by_redis_time(link, ceiling):
     await ledger.reserve(claim("first", ceiling, 60_000, lease_ms=70))
     answer = await ledger.reserve(claim("second", ceiling, 50))
     assert isinstance(answer, Denied)
-    told_ms = await now_ms(link) + answer.retry_after_ms
-    await until(lambda: reached(link, told_ms))
+    retry_at_ms = await now_ms(link) + answer.retry_after_ms
+    await until(lambda: reached(link, retry_at_ms))
     assert isinstance(await ledger.reserve(claim("second", ceiling, 50)), Granted)
 
 

@@ -67,9 +67,9 @@ def test_rediss_means_tls_that_checks_the_certificate():
     ],
 )
 def test_a_wrong_url_is_refused_without_showing_its_password(url):
-    with pytest.raises(ValueError, match=r"\w") as caught:
+    with pytest.raises(ValueError, match=r"\w") as raised:
         address.parse_redis_url(url)
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(raised.value)
 
 
 async def test_answers_come_to_those_who_asked(server):
@@ -107,11 +107,11 @@ def asked(count, timeout_s=1.0):
 async def test_answers_that_come_in_a_burst_are_told_in_several_turns_in_their_order():
     connection, _, answers = asked(3 * STEPS_PER_ITERATION)
     connection.data_received(b"".join(b":%d\r\n" % number for number in range(3 * STEPS_PER_ITERATION)))
-    told = []
+    results = []
     while not all(answer.done() for answer in answers):
-        told.append([answer.result() for answer in answers if answer.done()])
+        results.append([answer.result() for answer in answers if answer.done()])
         await turns()
-    assert told == [[*range(STEPS_PER_ITERATION)], [*range(2 * STEPS_PER_ITERATION)]]
+    assert results == [[*range(STEPS_PER_ITERATION)], [*range(2 * STEPS_PER_ITERATION)]]
     assert [answer.result() for answer in answers] == [*range(3 * STEPS_PER_ITERATION)]
     connection.drop("done")
 
@@ -282,7 +282,7 @@ async def test_a_user_that_may_run_no_script_at_all_does_not_connect(server):
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("reply", "meant"),
     [
         ("ERR Error running script (call to f_0a): @user_script:7: -READONLY You can't write.", "READONLY You can't write."),
         ("ERR Error running script (call to f_0a): @user_script:7: @user_script: 7: -OOM command not allowed", "OOM command not allowed"),
@@ -291,8 +291,8 @@ async def test_a_user_that_may_run_no_script_at_all_does_not_connect(server):
         ("WRONGTYPE Operation against a key, Error running script x: -READONLY y", None),
     ],
 )
-def test_the_error_inside_a_scripts_error_is_the_one_that_counts(said, meant):
-    assert command_error(said) == (meant or said)
+def test_the_error_inside_a_scripts_error_is_the_one_that_counts(reply, meant):
+    assert command_error(reply) == (meant or reply)
 
 
 async def test_between_two_looks_for_a_server_there_are_never_two_seconds(monkeypatch):

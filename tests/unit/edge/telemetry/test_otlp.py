@@ -108,7 +108,7 @@ async def test_a_collector_that_takes_nothing_costs_spans_and_nothing_else(colle
 
 
 async def test_a_collector_behind_mutual_tls_is_reached_with_the_right_files_only(tmp_path):
-    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    authority, other_authority = Authority(tmp_path), Authority(tmp_path, "other")
     port = authority.issue("collector", "127.0.0.1")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(port["cert"], port["key"])
@@ -119,7 +119,7 @@ async def test_a_collector_behind_mutual_tls_is_reached_with_the_right_files_onl
         for files, taken in (
             (None, 0),
             (ClientFiles(str(authority.file)), 0),
-            (ClientFiles(str(stranger.file), **own), 0),
+            (ClientFiles(str(other_authority.file), **own), 0),
             (ClientFiles(str(authority.file), **own, server_name="another"), 0),
             (ClientFiles(str(authority.file), **own), 4),
         ):

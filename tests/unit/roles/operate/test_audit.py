@@ -37,8 +37,8 @@ def test_what_was_changed_in_one_of_them_is_named_with_file_and_line(folders):
     path.write_bytes(path.read_bytes().replace(b'"tenant":"acme"', b'"tenant":"evil"', 1))
     done = proved(folders, "--json")
     assert done.exit_code == 1
-    told = json.loads(done.stdout)
-    assert not told["whole"]
-    (finding,) = told["findings"]
+    report = json.loads(done.stdout)
+    assert not report["whole"]
+    (finding,) = report["findings"]
     assert (finding["file"], finding["line"]) == (path.name, 2)
-    assert [each["replica"] for each in told["replicas"]] == ["gw-1", "gw-2", "gw-3"]
+    assert [each["replica"] for each in report["replicas"]] == ["gw-1", "gw-2", "gw-3"]

@@ -163,11 +163,11 @@ def test_of_exchanges_that_failed():
 
 @pytest.mark.parametrize(("breaker", "state", "verdict"), [("open", "unavailable", "fail"), ("half_open", "degraded", "warn")])
 def test_of_a_model_whose_only_node_is_ejected(settings, breaker, state, verdict):
-    told = status(settings)
-    told["membership"]["nodes"][0]["health"] = {"state": breaker}
+    sidecar_status = status(settings)
+    sidecar_status["membership"]["nodes"][0]["health"] = {"state": breaker}
     lost = {"state": state, "available": 0, "share": 0.0, "unavailable": [{"node_id": "gpu-07", "share": 0.0, "reason": "no answer"}]}
-    told["membership"]["models"][0] |= lost
-    assert bad(of_sidecar(told, settings)) == {"nodes": "warn", "model m": verdict}
+    sidecar_status["membership"]["models"][0] |= lost
+    assert bad(of_sidecar(sidecar_status, settings)) == {"nodes": "warn", "model m": verdict}
 
 
 def test_of_an_envoy_that_does_not_know_a_node():
@@ -176,12 +176,12 @@ def test_of_an_envoy_that_does_not_know_a_node():
 
 
 def test_of_a_sidecar_that_struggles(settings):
-    told = status(settings)
-    told["configuration"]["rejected_successor"] = "din.yaml:3: unknown field"
-    told["limits"] = {"shared": False, "reason": "connection refused"}
-    told["exchanges"]["given_up"] = 2
-    told["membership"]["nodes"][0]["state"] = "dead"
-    assert bad(of_sidecar(told, settings)) == {
+    sidecar_status = status(settings)
+    sidecar_status["configuration"]["rejected_successor"] = "din.yaml:3: unknown field"
+    sidecar_status["limits"] = {"shared": False, "reason": "connection refused"}
+    sidecar_status["exchanges"]["given_up"] = 2
+    sidecar_status["membership"]["nodes"][0]["state"] = "dead"
+    assert bad(of_sidecar(sidecar_status, settings)) == {
         "configuration": "fail",
         "limits": "fail",
         "settlement": "warn",

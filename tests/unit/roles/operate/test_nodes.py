@@ -23,7 +23,7 @@ ROW = {
 }
 
 
-def shown(width: int) -> list[str]:
+def render(width: int) -> list[str]:
     output = StringIO()
     Console(width=width, file=output).print(_build_table({"network": "", "stale": False, "nodes": [ROW]}, width))
     return output.getvalue().splitlines()
@@ -31,12 +31,12 @@ def shown(width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 def test_every_width_shows_who_how_and_why_in_full(width):
-    lines = shown(width)
+    lines = render(width)
     assert max(map(len, lines)) <= width
     columns = zip(*(line.strip("│┃").split("│") for line in lines if line.startswith("│")), strict=True)
     texts = ["".join(part.strip() for part in column).replace(" ", "") for column in columns]
-    for told in ("gpu-07", "loading", WHY.replace(" ", "")):
-        assert any(told in text for text in texts), (told, texts)
+    for expected in ("gpu-07", "loading", WHY.replace(" ", "")):
+        assert any(expected in text for text in texts), (expected, texts)
     assert ("10.0.0.7:8000" in "".join(texts)) is (width >= 120)
 
 
@@ -47,5 +47,5 @@ def test_a_name_that_no_key_can_have_is_a_wrong_call(command):
 
 
 def test_the_modelled_engine_says_which_faults_it_knows():
-    said = "".join(CliRunner().invoke(app, ["engine-sim", "--help"], env={"COLUMNS": "200"}).output.split())
-    assert all(kind in said for kind in KINDS)
+    help_text = "".join(CliRunner().invoke(app, ["engine-sim", "--help"], env={"COLUMNS": "200"}).output.split())
+    assert all(kind in help_text for kind in KINDS)

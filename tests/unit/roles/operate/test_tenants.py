@@ -31,8 +31,8 @@ def test_every_width_shows_load_and_limits_in_full(width):
     assert max(map(len, lines)) <= width
     columns = zip(*(line.strip("│").split("│") for line in lines if line.startswith("│")), strict=True)
     texts = ["".join(part.strip() for part in column) for column in columns]
-    told = ["department-of-finance", "12,345 / 1M", "98.8M / 100M", "127 / 10,000"]
-    assert texts[: len(told)] == told if width < 120 else [texts[0], *texts[2:5]] == told
+    expected = ["department-of-finance", "12,345 / 1M", "98.8M / 100M", "127 / 10,000"]
+    assert texts[: len(expected)] == expected if width < 120 else [texts[0], *texts[2:5]] == expected
     assert ("99 (shadow: 7)" in texts) is (width >= 80)
     assert ("4.57G" in texts) is (width >= 100)
     assert ("12.34 EUR" in texts) is (width >= 160)

@@ -19,16 +19,16 @@ class Heads:
     """One hash of a Redis that may be away."""
 
     def __init__(self) -> None:
-        self.told: dict[bytes, bytes] = {}
+        self.written: dict[bytes, bytes] = {}
         self.away = False
 
     async def _call(self, command) -> object:
         if self.away:
             raise LimitsUnavailable("away")
         if command[0] == "HSET":
-            self.told[command[2].encode()] = command[3].encode()
+            self.written[command[2].encode()] = command[3].encode()
             return 1
-        return [part for pair in self.told.items() for part in pair]
+        return [part for pair in self.written.items() for part in pair]
 
     def call(self, *command):
         return self._call(command)

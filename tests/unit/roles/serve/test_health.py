@@ -36,9 +36,9 @@ class Watched:
     def __init__(self, folder, **health: Any) -> None:
         (folder / "tokens.yaml").write_text("{}")
         self._file = folder / "din.yaml"
-        self.told: list[BreakerSnapshots] = []
+        self.published: list[BreakerSnapshots] = []
         self.stopped: list[frozenset[str]] = []
-        self.health = HealthMonitor(self._settings(health), self.told.append, self.stopped.append)
+        self.health = HealthMonitor(self._settings(health), self.published.append, self.stopped.append)
         self.now = SystemClock.monotonic()
 
     def reload(self, **health: Any) -> None:
@@ -62,12 +62,12 @@ class Watched:
         self.health.on_attempt_failed(FailedAttempt(node_id, reason, 5.0, self.now, origin=origin), self.now)
 
     def state(self, node_id: str = "a") -> BreakerState:
-        standing = self.health.breakers.nodes.get_snapshot(node_id)
-        return BreakerState.CLOSED if standing is None else standing.state
+        current = self.health.breakers.nodes.get_snapshot(node_id)
+        return BreakerState.CLOSED if current is None else current.state
 
     def pool(self, name: str = "chat") -> BreakerState:
-        standing = self.health.breakers.pools.get_snapshot(name)
-        return BreakerState.CLOSED if standing is None else standing.state
+        current = self.health.breakers.pools.get_snapshot(name)
+        return BreakerState.CLOSED if current is None else current.state
 
 
 @pytest.mark.parametrize(("node_id", "failures"), [("a", 2), ("z", 5)])
@@ -78,8 +78,8 @@ def test_attempts_that_fail_in_a_row_open_a_node_by_the_traffic_of_its_pool(tmp_
     assert watched.state(node_id) is BreakerState.CLOSED
     watched.attempt(node_id)
     assert watched.state(node_id) is BreakerState.OPEN
-    assert watched.told[-1].nodes[node_id].reason.endswith("consecutive failures, the last: UF")
-    assert watched.health.opened == {node_id: watched.told[-1].nodes[node_id].reason}, "other replicas will be told"
+    assert watched.published[-1].nodes[node_id].reason.endswith("consecutive failures, the last: UF")
+    assert watched.health.opened == {node_id: watched.published[-1].nodes[node_id].reason}, "other replicas will be told"
 
 
 def test_what_clients_cause_speaks_for_nothing(tmp_path):
@@ -89,7 +89,7 @@ def test_what_clients_cause_speaks_for_nothing(tmp_path):
         watched.record(Outcome.CLIENT_ERROR, status=400)
         watched.record(Outcome.UPSTREAM_TIMEOUT, status=504, response_flags=("UT",), deadline_exceeded=True)
         watched.record(Outcome.REFUSED, node_id="", status=429)
-    assert (watched.state(), watched.pool(), watched.told) == (BreakerState.CLOSED, BreakerState.CLOSED, [])
+    assert (watched.state(), watched.pool(), watched.published) == (BreakerState.CLOSED, BreakerState.CLOSED, [])
 
 
 def test_errors_and_ends_inside_a_stream_speak_against_the_node(tmp_path):
@@ -160,12 +160,12 @@ def test_a_node_that_registers_again_after_it_was_gone_begins_with_a_tenth(tmp_p
     watched = Watched(tmp_path)
     new = Node("g", Endpoint("10.0.0.7", 8000), "m", "1", "bf16", "", 1, 8192, 8)
     watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
-    assert watched.told == [], "one that is new to the network takes its part at once"
+    assert watched.published == [], "one that is new to the network takes its part at once"
     watched.health.on_membership(MembershipDelta({}, {"chat": ("g",)}))
     assert watched.health.get_probe_target("g") is None
     watched.health.on_membership(MembershipDelta({"chat": (new,)}, {}))
-    standing = watched.told[-1].nodes["g"]
-    assert (standing.state, standing.share(standing.since)) == (BreakerState.RAMPING, 0.1)
+    current = watched.published[-1].nodes["g"]
+    assert (current.state, current.share(current.since)) == (BreakerState.RAMPING, 0.1)
 
 
 def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_opened(tmp_path):
@@ -181,8 +181,8 @@ def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_op
     watched.reload(breaker=False)
     assert [watched.state(each) for each in "abz"] == [BreakerState.CLOSED] * 3
     assert watched.pool() is BreakerState.CLOSED
-    assert {name: each.state for name, each in watched.told[-1].nodes.items()} == dict.fromkeys("abz", BreakerState.CLOSED)
-    assert watched.told[-1].pools["chat"].state is BreakerState.CLOSED
+    assert {name: each.state for name, each in watched.published[-1].nodes.items()} == dict.fromkeys("abz", BreakerState.CLOSED)
+    assert watched.published[-1].pools["chat"].state is BreakerState.CLOSED
     assert (watched.health.opened, watched.health.busy) == ({}, {}), "other replicas are not told any more"
     assert watched.health.snapshot()["nodes"] == {}
     watched.health.on_remote_open("b", "told by r2, which has the old configuration still")
@@ -212,7 +212,7 @@ def test_without_the_breaker_whom_probes_left_out_stays_so_until_they_are_switch
     assert watched.state("b") is BreakerState.OPEN
     watched.reload(breaker=False, probe=False)
     assert watched.state("b") is BreakerState.CLOSED
-    assert watched.told[-1].nodes["b"].state is BreakerState.CLOSED
+    assert watched.published[-1].nodes["b"].state is BreakerState.CLOSED
 
 
 def test_a_request_that_breaks_two_nodes_is_stopped_here_and_other_replicas_are_told(tmp_path):

@@ -25,7 +25,7 @@ def side(*totals: float, seconds: float = 1.0, trouble: str = "") -> list[Baseli
     return [BaselineRound(seconds, (answer(total, trouble=trouble),) * 4) for total in totals]
 
 
-def told(trace: str, **fields: float) -> GatewayTimes:
+def times(trace: str, **fields: float) -> GatewayTimes:
     return GatewayTimes(trace, 0.0, "completed", **fields)
 
 
@@ -51,9 +51,9 @@ def test_the_spread_is_that_of_rounds_in_turn():
 
 def test_the_parts_of_a_request_add_up_to_what_the_client_saw():
     found = time_shares({"a": answer(100.0), "b": answer(200.0)}, [
-        told("a", sent_ms=30.0, node_ended_ms=90.0, decided_ms=20.0, waited_ms=15.0),
-        told("b", sent_ms=10.0, node_ended_ms=190.0, decided_ms=2.0),
-        told("c", sent_ms=10.0, node_ended_ms=190.0, decided_ms=2.0),
+        times("a", sent_ms=30.0, node_ended_ms=90.0, decided_ms=20.0, waited_ms=15.0),
+        times("b", sent_ms=10.0, node_ended_ms=190.0, decided_ms=2.0),
+        times("c", sent_ms=10.0, node_ended_ms=190.0, decided_ms=2.0),
     ])  # fmt: skip
     assert found == TimeShares(2, 7.5, 3.5, 19.0, 120.0)
     assert found.waited_ms + found.decided_ms + found.forwarded_ms + found.node_ms == 150.0
@@ -61,7 +61,7 @@ def test_the_parts_of_a_request_add_up_to_what_the_client_saw():
 
 def test_nothing_told_is_no_share():
     assert time_shares({"a": answer()}, []) is None
-    assert time_shares({"a": answer()}, [told("a")]) is None
+    assert time_shares({"a": answer()}, [times("a")]) is None
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_the_truth_lies_within_the_bounds_whatever_the_ways_take(moments, gatewa
 def test_a_node_s_own_envoy_bounds_its_clock_with_one_request(node_ms, way_ms):
     one = exchange(0.0, node_ms=node_ms, way_ms=way_ms)
     came = START + (way_ms + 6.0 + node_ms) / 1000
-    told = NodeTimes(came, answered_ms=7.0, seen_ms=14.0, head_ms=2 * way_ms + 14.0)
-    offset = measure_nodes([TimedExchange(one.began_at, TimedAnswer(99.0, node=told), one.gateway)])["n"]
+    node_times = NodeTimes(came, answered_ms=7.0, seen_ms=14.0, head_ms=2 * way_ms + 14.0)
+    offset = measure_nodes([TimedExchange(one.began_at, TimedAnswer(99.0, node=node_times), one.gateway)])["n"]
     assert offset.low_ms - 0.01 <= node_ms <= offset.high_ms + 0.01
     assert offset.high_ms - offset.low_ms == pytest.approx(2 * way_ms + 14.0 - 5.0 - 7.0, abs=0.01)

@@ -92,9 +92,9 @@ async def play(gateway: FakeGateway, tmp_path, names=TITLES) -> list[str]:
 
 
 async def test_every_check_holds_against_a_gateway_that_does_right(tmp_path):
-    told = await play(FakeGateway(), tmp_path)
-    assert len(told) == len(TITLES)
-    assert all(told)
+    results = await play(FakeGateway(), tmp_path)
+    assert len(results) == len(TITLES)
+    assert all(results)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def test_faults_are_read_as_a_person_writes_them():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("explode", "explode"),
         ("reset:when=3", "when"),
@@ -24,8 +24,8 @@ def test_faults_are_read_as_a_person_writes_them():
         ("drip:bytes=0", "bytes"),
     ],
 )
-def test_a_fault_that_cannot_be_is_named(text, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_fault_that_cannot_be_is_named(text, expected):
+    with pytest.raises(ValueError, match=expected):
         parse_faults(text)
 
 

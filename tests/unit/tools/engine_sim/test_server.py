@@ -49,7 +49,7 @@ def contents(body: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "said"),
+    ("fault", "status", "expected"),
     [
         ("unavailable", 503, "unavailable"),
         ("oom", 500, "CUDA out of memory"),
@@ -57,11 +57,11 @@ def contents(body: bytes) -> int:
         ("unavailable:message=loading", 503, "loading"),
     ],
 )
-def test_a_switch_makes_the_engine_answer_with_an_error(engine, fault, status, said):
+def test_a_switch_makes_the_engine_answer_with_an_error(engine, fault, status, expected):
     engine.fail(fault + (",count=1" if ":" in fault else ":count=1"))
     got = post(engine, BODY)
     assert got[0] == status
-    assert said in json.loads(got[2])["error"]["message"]
+    assert expected in json.loads(got[2])["error"]["message"]
     assert got[1].get("retry-after") == ("7" if status == 429 else None)
     assert post(engine, BODY)[0] == 200, "it struck once"
     assert [record["outcome"] for record in engine.seen()[1]] == ["faulted", "completed"]

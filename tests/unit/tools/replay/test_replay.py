@@ -131,8 +131,8 @@ def test_lower_limits_refuse_those_beyond_them_and_no_others(tmp_path: Path) -> 
 
 
 def test_slots_are_free_again_when_the_recorded_answers_end(tmp_path: Path) -> None:
-    crowd = [sent(0.1 * at, "other", duration_ms=150.0) for at in range(12)]  # at most two at once
-    folder = recorded(tmp_path, *crowd)
+    many = [sent(0.1 * at, "other", duration_ms=150.0) for at in range(12)]  # at most two at once
+    folder = recorded(tmp_path, *many)
     same = settings(tmp_path, "same")
     assert replay((folder,), same, None).changes == ()
     narrower = settings(tmp_path, "after", lambda content: content["tenants"][1]["limits"].update(max_streams=1))

@@ -258,9 +258,9 @@ def test_one_run_is_told_whole_and_several_a_line_each(simulator: Simulator) -> 
     assert "all of it is kept" in whole
     assert "| small | 2 |" in whole
     assert "| light |" in whole
-    told = lines(simulator.simulate(tries=(("pools.small.scheduler", ("round_robin", "token_available")), ("workload.gateways", (1, 2)))))
-    assert told[2].startswith("| pools.small.scheduler | workload.gateways | requests/s |")
-    assert [line.split(" | ")[:2] for line in told[4:]] == [
+    result = lines(simulator.simulate(tries=(("pools.small.scheduler", ("round_robin", "token_available")), ("workload.gateways", (1, 2)))))
+    assert result[2].startswith("| pools.small.scheduler | workload.gateways | requests/s |")
+    assert [line.split(" | ")[:2] for line in result[4:]] == [
         [f"| {scheduler}", gateways] for scheduler in ("round_robin", "token_available") for gateways in ("1", "2")
     ]
 
@@ -287,8 +287,8 @@ def test_the_command_ends_with_0_when_what_is_promised_is_kept_with_1_when_not_a
     ["--most", "3"],
 ])  # fmt: skip
 def test_an_option_that_would_say_nothing_is_a_wrong_call(wrong):
-    told = CliRunner().invoke(app, ["simulate", *wrong])
-    assert (told.exit_code, wrong[-2] in told.output) == (2, True), told.output
+    result = CliRunner().invoke(app, ["simulate", *wrong])
+    assert (result.exit_code, wrong[-2] in result.output) == (2, True), result.output
 
 
 def test_costs_are_told_and_budgets_hold(simulator: Simulator) -> None:

@@ -66,7 +66,7 @@ def test_what_the_command_line_gives_stands_before_what_the_file_says(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "line", "said"),
+    ("change", "line", "expected"),
     [
         (("rate: 2", "rate: -2"), 7, "requests[0].rate"),
         (("rate: 2, ", ""), 7, "requests[0].rate: is missing"),
@@ -83,11 +83,11 @@ def test_what_the_command_line_gives_stands_before_what_the_file_says(tmp_path, 
         (("errors: 0.01", "errors: 2"), 11, "slo.errors"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path, settings, change, line, said):
+def test_what_is_wrong_is_said_with_its_line(tmp_path, settings, change, line, expected):
     assert change[0] in GOOD
     rejected = read(tmp_path, settings, GOOD.replace(*change))
     assert isinstance(rejected, ConfigRejected)
-    assert said in str(rejected)
+    assert expected in str(rejected)
     assert f"workload.yaml:{line}:" in str(rejected), str(rejected)
 
 
@@ -105,7 +105,7 @@ def test_no_file_an_empty_one_and_none_with_requests_are_told(tmp_path, settings
 
 
 def test_a_value_put_in_place_is_checked_like_one_of_the_file():
-    for path, value, said in (
+    for path, value, expected in (
         ("pools.cluster-fast-throughput-14b.scheduler", "round_rubin", "round_rubin"),
         ("pools.cluster-fast-throughput-14b.nodes.5.id", "x", "the list has no entry 5, only 0 to 1"),
         ("version.x", 1, "x is beyond a single value"),
@@ -113,7 +113,7 @@ def test_a_value_put_in_place_is_checked_like_one_of_the_file():
     ):
         rejected = load(DIN, {}, None, {path: value})
         assert isinstance(rejected, ConfigRejected), path
-        assert said in str(rejected)
+        assert expected in str(rejected)
     changed = load(DIN, {}, None, {"pools.cluster-fast-throughput-14b.scheduler": "round_robin", "health.failover_threshold.batch": 9})
     assert isinstance(changed, Settings)
     assert (changed.pools[0].scheduler, changed.health.failover_threshold.batch) == ("round_robin", 9)
