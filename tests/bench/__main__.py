@@ -156,8 +156,8 @@ def _run(name: str, field: Field, figures: Figures) -> bool:
         print(f"{name}: no figure {', '.join(absent)}", file=sys.stderr)
         return False
     figures |= found
-    shown = ", ".join(f"{figure} {found[figure]:.3g}" for figure in owed)
-    print(f"{name:13} {time.monotonic() - began:6.1f} s  {shown}", flush=True)
+    summary = ", ".join(f"{figure} {found[figure]:.3g}" for figure in owed)
+    print(f"{name:13} {time.monotonic() - began:6.1f} s  {summary}", flush=True)
     return True
 
 

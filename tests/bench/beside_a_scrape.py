@@ -43,8 +43,8 @@ def beside_a_scrape(field: Field) -> Figures:
     made = configuration(field.node_ports)
     made["tenants"] += [tenant(name) | {"keys": [{"id": name, "hash": key.hash}]} for name, key in keys.items()]
     with Stack(made) as stack:
-        with ThreadPoolExecutor(_STREAMS) as crowd:
-            list(crowd.map(lambda key: _stream(stack.port, key.text), keys.values()))
+        with ThreadPoolExecutor(_STREAMS) as clients:
+            list(clients.map(lambda key: _stream(stack.port, key.text), keys.values()))
         stack.settled(many)
         assert stack.sidecar is not None
         pin(stack.sidecar.pid, "server")
@@ -108,8 +108,8 @@ def _stream(port: int, key: str) -> None:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json", "accept": "text/event-stream"}
     connection.request("POST", "/v1/chat/completions", chat_body(BODY_BYTES, stream=True), headers)
     reply = connection.getresponse()
-    told = reply.read()
-    assert reply.status == 200, told[:200]
+    metrics_page = reply.read()
+    assert reply.status == 200, metrics_page[:200]
     connection.close()
 
 

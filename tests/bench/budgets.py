@@ -19,7 +19,7 @@ from din_extproc.flow.request import WorkerContext
 from din_extproc.roles.serve.accounting_plane import RECORDS_PER_ITERATION
 from tests.bench.contenders import chat_body
 from tests.bench.field import BODY_BYTES, Effort, Field, Figures
-from tests.bench.growth import HEAD, desk_of
+from tests.bench.growth import HEAD, make_context
 from tests.bench.harness import cpu_s, median
 from tests.support.servers import RedisServer
 
@@ -62,16 +62,16 @@ async def _measure(effort: Effort) -> dict[str, list[tuple[float, float]]]:
         link = Link(located, SCRIPTS, timeout_ms=20_000)
         assert await link.start()
         ledger = RedisLedger(link)
-        desks = {name: desk_of(prices=_PRICES, budgets={"limits": limits}) for name, limits in _LIMITS.items()}
-        names = list(desks)
+        contexts = {name: make_context(prices=_PRICES, budgets={"limits": limits}) for name, limits in _LIMITS.items()}
+        names = list(contexts)
         for turn in range(-1, 2 * effort.rounds):
             first = turn % len(names)
             for name in names[first:] + names[:first]:  # no variant always comes after the same one
-                desk = desks[name]
-                desk.ledger = ledger
+                context = contexts[name]
+                context.ledger = ledger
                 gc.collect()
                 here, there = time.process_time(), cpu_s(server.pid)
-                await _admit(desk)
+                await _admit(context)
                 here, there = time.process_time() - here, cpu_s(server.pid) - there
                 if turn >= 0:
                     spent[name].append((here / _ADMISSIONS * 1e6, there / _ADMISSIONS * 1e6))
@@ -79,21 +79,21 @@ async def _measure(effort: Effort) -> dict[str, list[tuple[float, float]]]:
     return spent
 
 
-async def _admit(desk: WorkerContext) -> None:
+async def _admit(context: WorkerContext) -> None:
     """A number of requests, a few at once; they are settled as the accounting plane does it: several in one call."""
     waiting, body = iter(range(_ADMISSIONS)), chat_body(BODY_BYTES)
     ended: list[Settlement] = []
 
     async def lane() -> None:
         for _ in waiting:
-            flow = desk.create_handler()
+            flow = context.create_handler()
             assert isinstance(await flow.decide(HEAD, body), Send)
             flow.ended(cut=False)
             ended.append(Settlement(flow.account, flow.request_id, 200, 100_000))
             if len(ended) >= RECORDS_PER_ITERATION:
                 settling = ended[:]
                 ended.clear()
-                await desk.ledger.settle_all(settling)
+                await context.ledger.settle_all(settling)
 
     await asyncio.gather(*(lane() for _ in range(_AT_ONCE)))
-    await desk.ledger.settle_all(ended)
+    await context.ledger.settle_all(ended)

@@ -68,9 +68,9 @@ def calibrate(field: Field) -> Figures:
     """How far the simulation is from the real thing: throughput, and the 99th percentile of the time to the first token."""
     seconds, figures = field.effort.calibration_s, Figures()
     for name, rate in list(LOADS.items())[: field.effort.calibration_loads]:
-        figures |= _told(name, _engines(rate, seconds))
+        figures |= _flatten(name, _engines(rate, seconds))
     if field.effort.calibration_loads == len(LOADS):
-        figures |= _told("llamacpp", _llamacpp(seconds))
+        figures |= _flatten("llamacpp", _llamacpp(seconds))
     errors = [value for name, value in figures.items() if name.endswith("_error") and "llamacpp" not in name]
     return {**figures, "calibrate_worst_error": max(errors)}
 
@@ -90,7 +90,7 @@ def table(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def _told(name: str, found: Figure) -> Figures:
+def _flatten(name: str, found: Figure) -> Figures:
     figures = {f"calibrate_{name}_{key}": value for key, value in ((key, getattr(found, key)) for key in found.__struct_fields__)}
     errors = {"throughput": found.throughput_error, "first_token": found.first_token_error}
     return {**figures, **{f"calibrate_{name}_{key}_error": error for key, error in errors.items()}}
@@ -113,9 +113,9 @@ def _llamacpp(seconds: float) -> Figure:
         nodes = [node("n0", server.address, max_seq_len=2048, max_concurrency=_LLAMA_SLOTS)]
         stack = exits.enter_context(_stack({"model": "m", "engine": "llamacpp", "nodes": nodes}, exits))
         alone = [asyncio.run(_load(stack, [(0.0, 150, _LLAMA_OUTPUT)], 0.0, seed=seed))[0] for seed in range(4)][1:]
-        crowd = asyncio.run(_load(stack, [(0.0, 8, 2 * _LLAMA_OUTPUT)] * _LLAMA_SLOTS, 0.0, seed=9))
+        together = asyncio.run(_load(stack, [(0.0, 8, 2 * _LLAMA_OUTPUT)] * _LLAMA_SLOTS, 0.0, seed=9))
         prefill = sorted(each.prompt / (each.first or 1.0) for each in alone)[len(alone) // 2]
-        one, all_of_them = (sorted(map(_per_token_s, group))[len(group) // 2] for group in (alone, crowd))
+        one, all_of_them = (sorted(map(_per_token_s, group))[len(group) // 2] for group in (alone, together))
         slowdown = max(0.0, (all_of_them / one - 1.0) / (_LLAMA_SLOTS - 1))
         speed = {"prefill_rate": prefill, "decode_rate": 1.0 / one, "batch_slowdown": slowdown, "max_num_seqs": _LLAMA_SLOTS}
         for path in (stack.folder / "audit").iterdir():  # what was asked so far belongs to no load

@@ -70,7 +70,7 @@ _ROWS = (
     ),
 )
 """Claim, the papers' figure, ours, and how it was obtained."""
-_SHOWN = tuple(dict.fromkeys(name for row in _ROWS for _, name, _, _ in Formatter().parse(row[2]) if name))
+_FIGURES = tuple(dict.fromkeys(name for row in _ROWS for _, name, _, _ in Formatter().parse(row[2]) if name))
 PARTS = ("strategies", "stall", "half_load", "baseline", "shipped_rules")
 """The benchmarks that the page is made from."""
 _BIG = "cluster-standard-reasoning"
@@ -127,7 +127,7 @@ def shipped_rules(_field: Field) -> Figures:
 
 def table(figures: Figures) -> str:
     """For the performance page. KeyError: a figure was not measured."""
-    found = {name: figures[name] for name in _SHOWN}
+    found = {name: figures[name] for name in _FIGURES}
     rows = [[each.format(**found) for each in row] for row in _ROWS]
     return "\n".join(["| claim | papers | here | obtained by |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
 

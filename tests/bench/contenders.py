@@ -235,5 +235,5 @@ def python_version_of(name: str) -> str:
     interpreter = PEERS / name.replace("_", "-") / "bin" / "python"
     program = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     asked = [interpreter if interpreter.exists() else sys.executable, "-c", program, name.replace("_", "-")]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
-    return told.stdout.strip() or "not installed"
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip() or "not installed"

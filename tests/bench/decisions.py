@@ -18,7 +18,7 @@ from tests.bench.contenders import chat_body
 from tests.bench.field import BODY_BYTES
 from tests.support.frame_peer import data, message, opening
 from tests.support.peer import PROCESS
-from tests.support.peer import message as said
+from tests.support.peer import message as build_message
 from tests.support.stack import key_of
 
 _WINDOW = frames.LARGEST_WINDOW
@@ -39,8 +39,8 @@ class _Connection:
         self._socket.setblocking(False)
         head = {":method": "POST", ":path": "/v1/chat/completions", ":authority": "bench", "authorization": f"Bearer {key_of('acme')}"}
         head |= {"content-type": "application/json", "content-length": str(BODY_BYTES), "x-request-id": "0123456789abcdef"}
-        self._head = message(said("request_headers", head))
-        self._body = message(said("request_body", body=chat_body(BODY_BYTES), end=True))
+        self._head = message(build_message("request_headers", head))
+        self._body = message(build_message("request_body", body=chat_body(BODY_BYTES), end=True))
         self._next = 1
         self._asked: dict[int, list[float]] = {}
         """By stream: when it was asked, and how many replies have come."""
@@ -65,7 +65,7 @@ class _Connection:
                 self._ask(now)
                 due += moments.expovariate(rate)
             elif select.select([self._socket], [], [], max(0.0, due - now) if now < ends else _GRACE_S)[0]:
-                self._hear(waits)
+                self._read(waits)
             now = time.perf_counter()
         return waits
 
@@ -75,26 +75,26 @@ class _Connection:
         self._asked[stream] = [now, 0]
         self._send(opening(stream, path=PROCESS) + data(stream, self._head) + data(stream, self._body))
 
-    def _hear(self, waits: list[float]) -> None:
-        heard = self._rest + self._socket.recv(_READ_BYTES)
-        if heard == self._rest:
+    def _read(self, waits: list[float]) -> None:
+        received = self._rest + self._socket.recv(_READ_BYTES)
+        if received == self._rest:
             raise ConnectionError("the sidecar closed the connection")
         now, at, answer = time.perf_counter(), 0, b""
-        while at + 9 <= len(heard):
-            word, flags, stream = frames.HEADER.unpack_from(heard, at)
+        while at + 9 <= len(received):
+            word, flags, stream = frames.HEADER.unpack_from(received, at)
             end = at + 9 + (word >> 8)
-            if end > len(heard):
+            if end > len(received):
                 break
-            answer += self._heed(word & 0xFF, flags, stream, heard[at + 9 : end], now, waits)
+            answer += self._on_frame(word & 0xFF, flags, stream, received[at + 9 : end], now, waits)
             at = end
-        self._rest = heard[at:]
+        self._rest = received[at:]
         if self._unsaid_bytes > _RENEW_BYTES:
             answer += frame(frames.WINDOW_UPDATE, 0, 0, frames.WORD.pack(self._unsaid_bytes))
             self._unsaid_bytes = 0
         if answer:
             self._send(answer)
 
-    def _heed(self, kind: int, flags: int, stream: int, payload: bytes, now: float, waits: list[float]) -> bytes:
+    def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes, now: float, waits: list[float]) -> bytes:
         """One frame; what is to be said to it."""
         if kind == frames.PING and not flags & frames.ACK:
             return frame(frames.PING, frames.ACK, 0, payload)

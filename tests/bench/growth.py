@@ -75,7 +75,7 @@ def nodes(field: Field) -> Figures:
     """Measure decisions over many nodes of unequal load."""
     rounds, many = field.effort.rounds, field.effort.many_nodes
     sizes = sorted({_FEW, min(1_000, many), many})
-    spent = _decisions({size: desk_of(pools=_pool(size)) for size in sizes}, rounds)
+    spent = _decisions({size: make_context(pools=_pool(size)) for size in sizes}, rounds)
     return {
         "decision_10k_nodes_vs_10": _ratio(spent[many], spent[_FEW]),
         **{f"decision_us_{size}_nodes": median(times) for size, times in spent.items()},
@@ -85,7 +85,7 @@ def nodes(field: Field) -> Figures:
 def rules(field: Field) -> Figures:
     """Measure decisions with many rules of which only the last one matches."""
     rounds, many = field.effort.rounds, field.effort.many_rules
-    spent = _decisions({size: desk_of(rules=_rules(size)) for size in (_FEW, many)}, rounds)
+    spent = _decisions({size: make_context(rules=_rules(size)) for size in (_FEW, many)}, rounds)
     return {
         "decision_1k_rules_vs_10": _ratio(spent[many], spent[_FEW]),
         **{f"decision_us_{size}_rules": median(times) for size, times in spent.items()},
@@ -118,7 +118,7 @@ def _rules(size: int) -> list[dict[str, Any]]:
     return [*never, {"id": "rest", "when": "always", "pool": "fast"}]
 
 
-def desk_of(**sections: Any) -> WorkerContext:
+def make_context(**sections: Any) -> WorkerContext:
     own = {
         "version": 1,
         "gateway": {"ext_proc": {"socket": "/unused.sock"}, "access_log": {"address": "127.0.0.1:1"}, "admin": {"address": "127.0.0.1:2"}},
@@ -133,25 +133,25 @@ def desk_of(**sections: Any) -> WorkerContext:
     return RequestPlane(settings, Free(), Background(), DecisionCounters()).context
 
 
-def _decisions(desks: dict[int, WorkerContext], rounds: int) -> dict[int, list[float]]:
+def _decisions(workers: dict[int, WorkerContext], rounds: int) -> dict[int, list[float]]:
     """Return microseconds of each round, by size."""
     body = chat_body(BODY_BYTES)
-    running: dict[int, deque[ExtProcHandler]] = {size: deque() for size in desks}
-    spent: dict[int, list[float]] = {size: [] for size in desks}
+    running: dict[int, deque[ExtProcHandler]] = {size: deque() for size in workers}
+    spent: dict[int, list[float]] = {size: [] for size in workers}
     for measured in (False, *(True for _ in range(rounds))):
-        for size, desk in desks.items():
+        for size, worker in workers.items():
             gc.collect()
             began = time.process_time()
             for _ in range(_DECISIONS):
-                decide(desk, body, running[size])
+                decide(worker, body, running[size])
             if measured:
                 spent[size].append((time.process_time() - began) / _DECISIONS * 1e6)
     return spent
 
 
-def decide(desk: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> None:
+def decide(worker: WorkerContext, body: bytes, running: deque[ExtProcHandler]) -> None:
     """Decide a request while the oldest of those in flight ends."""
-    flow = desk.create_handler()
+    flow = worker.create_handler()
     verdict = _at_once(flow.decide(HEAD, body))
     assert isinstance(verdict, Send), verdict
     running.append(flow)
@@ -179,26 +179,26 @@ async def _tenants(sizes: Iterable[int], effort: Effort) -> dict[int, list[tuple
         link = Link(located, SCRIPTS, timeout_ms=20_000)
         assert await link.start()
         ledger = RedisLedger(link)
-        crowds = {size: _crowd(size) for size in spent}
-        for size, (_, tenants_) in crowds.items():
-            await _admit(ledger, crowds[size], range(len(tenants_)))
+        populations = {size: _make_population(size) for size in spent}
+        for size, (_, tenants_) in populations.items():
+            await _admit(ledger, populations[size], range(len(tenants_)))
         for turn in range(effort.rounds):
-            for size, crowd in crowds.items():
+            for size, population in populations.items():
                 chosen = random.Random(turn).choices(range(size), k=_ADMISSIONS)
                 gc.collect()
                 here, there = time.process_time(), cpu_s(server.pid)
-                await _admit(ledger, crowd, chosen)
+                await _admit(ledger, population, chosen)
                 here, there = time.process_time() - here, cpu_s(server.pid) - there
                 spent[size].append((here / _ADMISSIONS * 1e6, there / _ADMISSIONS * 1e6))
         await link.close()
     return spent
 
 
-Crowd = tuple[KeyRing, list[tuple[str, str, tuple[Budget, ...]]]]
+Population = tuple[KeyRing, list[tuple[str, str, tuple[Budget, ...]]]]
 """The keys; and of each tenant its id, its `authorization` and its budgets."""
 
 
-def _crowd(size: int) -> Crowd:
+def _make_population(size: int) -> Population:
     rng = random.Random(size)
     owners, members = [], []
     for at in range(size):
@@ -213,9 +213,9 @@ def _crowd(size: int) -> Crowd:
     return KeyRing(owners), members
 
 
-async def _admit(ledger: RedisLedger, crowd: Crowd, chosen: Iterable[int]) -> None:
+async def _admit(ledger: RedisLedger, population: Population, chosen: Iterable[int]) -> None:
     """Every one of the chosen tenants sends a request: a few at once."""
-    keys, members = crowd
+    keys, members = population
     waiting = iter(chosen)
 
     async def lane() -> None:

@@ -152,10 +152,10 @@ class Load(Child):
             RuntimeError: something failed.
         """
         order = {"port": port, "request": request, "seconds": seconds, "connections": connections, "rate": rate}
-        tally = json.loads(self.ask(json.dumps(order), seconds + 60))
-        if tally["failures"] or not tally["requests"]:
-            raise RuntimeError(f"{tally['failures']} of {tally['requests']} requests failed: {tally['first_failure']}")
-        return tally
+        result = json.loads(self.ask(json.dumps(order), seconds + 60))
+        if result["failures"] or not result["requests"]:
+            raise RuntimeError(f"{result['failures']} of {result['requests']} requests failed: {result['first_failure']}")
+        return result
 
 
 class Spent(Struct, frozen=True):
@@ -171,11 +171,11 @@ class Spent(Struct, frozen=True):
 def spend(parts: Mapping[str, int], run: Callable[[], Mapping[str, float]], *, rest_s: float = 0.08) -> Spent:
     """Run, and measure the CPU of processes meanwhile and in the `rest_s` after, in which access logs arrive."""
     before = {part: cpu_s(pid) for part, pid in parts.items()}
-    tally = run()
+    result = run()
     time.sleep(rest_s)
-    requests = int(tally["requests"])
+    requests = int(result["requests"])
     used = {part: (cpu_s(pid) - before[part]) / requests * 1e6 for part, pid in parts.items()}
-    return Spent(requests, requests / tally["seconds"], used, tally["p50_ms"], tally["p99_ms"])
+    return Spent(requests, requests / result["seconds"], used, result["p50_ms"], result["p99_ms"])
 
 
 def median(values: Iterable[float]) -> float:

@@ -64,11 +64,11 @@ async def _measure(sizes: list[int], rounds: int, seconds: float) -> tuple[dict[
     decided: dict[int, list[float]] = {size: [] for size in sizes}
     for _ in range(rounds):
         for size in sizes:
-            async with _Crowd(size) as crowd:
-                await crowd.beat(0.5)
+            async with _Fleet(size) as fleet:
+                await fleet.beat(0.5)
                 gc.collect()
                 began = time.process_time()
-                beats, times = await crowd.beat(seconds)
+                beats, times = await fleet.beat(seconds)
                 spent[size].append((time.process_time() - began) / beats * 1e6)
                 decided[size].append(median(times))
     return spent, decided
@@ -95,7 +95,7 @@ class _Answer:
         """It was all."""
 
 
-class _Crowd:
+class _Fleet:
     """A sidecar's registry and request plane in this process, and so many nodes. An asynchronous context manager."""
 
     def __init__(self, size: int) -> None:

@@ -38,7 +38,7 @@ _BRIEF_S = 10.0
 """Seconds below which only the limits are checked, because each fault of Redis needs its own replicas."""
 
 
-class Shown(Struct, frozen=True):
+class Arrivals(Struct, frozen=True):
     """The requests that a tenant got and its maximum."""
 
     requests: int
@@ -161,7 +161,7 @@ async def _three_times(stacks: list[Stack], seconds: float) -> None:
     print(f"  answers: {dict(seen)}")
 
 
-def _arrived(sim: EngineSim, model: str) -> Shown:
+def _arrived(sim: EngineSim, model: str) -> Arrivals:
     """Return the requests that reached the engine for a model."""
     records = [record for record in sim.seen(2000)[1] if json.loads(record["body"] or b"{}").get("model") == model]
     moments = sorted([(record["started"], 1) for record in records] + [(record["ended"] or time.time(), -1) for record in records])
@@ -171,7 +171,7 @@ def _arrived(sim: EngineSim, model: str) -> Shown:
         peak = max(peak, running)
     began = [record["started"] for record in records]
     tokens = sum(record["prompt_tokens"] + record["completion_tokens"] for record in records)
-    return Shown(len(records), tokens, peak, max(began, default=0.0) - min(began, default=0.0))
+    return Arrivals(len(records), tokens, peak, max(began, default=0.0) - min(began, default=0.0))
 
 
 def _leaked(server: RedisServer, wait_s: float = 10.0) -> int:

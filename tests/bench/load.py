@@ -41,7 +41,7 @@ class Order(Struct, frozen=True, kw_only=True):
     rate: float = 0.0
 
 
-class Tally(Struct, frozen=True, kw_only=True):
+class LoadResult(Struct, frozen=True, kw_only=True):
     """The result of a run. Latencies in milliseconds."""
 
     requests: int
@@ -123,7 +123,7 @@ class _Run:
         self._over = False
         self._idle = asyncio.Event()
 
-    async def go(self) -> Tally:
+    async def go(self) -> LoadResult:
         order = self._order
         lanes = order.connections
         self._ends = time.perf_counter() + 3600
@@ -141,7 +141,7 @@ class _Run:
         for lane in self._lanes:
             lane.close()
         found = sorted(self._latencies) or [0.0]
-        return Tally(
+        return LoadResult(
             requests=len(self._latencies),
             failures=self._failures,
             seconds=seconds,
@@ -215,8 +215,8 @@ async def _serve() -> None:
     print("LISTENING", flush=True)
     while line := await lines.readline():
         given: dict[str, Any] = json.loads(line)
-        tally = await _Run(Order(**given)).go()
-        print(json.dumps({name: getattr(tally, name) for name in tally.__struct_fields__}), flush=True)
+        result = await _Run(Order(**given)).go()
+        print(json.dumps({name: getattr(result, name) for name in result.__struct_fields__}), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tests.bench.field import BODY_BYTES, Field, Figures
 from tests.bench.harness import memory_bytes, pin
 from tests.support.frame_peer import data, message, opening
 from tests.support.peer import PROCESS
-from tests.support.peer import message as said
+from tests.support.peer import message as build_message
 from tests.support.stack import Stack, key_of
 
 _WARM = 200
@@ -77,8 +77,8 @@ class _Client:
         self._next = 1
         head = {":method": "POST", ":path": "/v1/chat/completions", ":authority": "bench", "authorization": f"Bearer {key_of('acme')}"}
         head |= {"content-type": "application/json", "content-length": str(BODY_BYTES), "x-request-id": "0123456789abcdef"}
-        self._head = message(said("request_headers", head))
-        self._body = message(said("request_body", body=chat_body(BODY_BYTES), end=True))
+        self._head = message(build_message("request_headers", head))
+        self._body = message(build_message("request_body", body=chat_body(BODY_BYTES), end=True))
 
     async def open_more(self, count: int) -> None:
         """Open so many more, and say head and body of each."""
@@ -91,18 +91,18 @@ class _Client:
         reader, self._writer = await asyncio.open_unix_connection(self._path)
         hello = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: _WINDOW}) + frame(frames.SETTINGS, frames.ACK, 0)
         self._writer.write(hello + frame(frames.WINDOW_UPDATE, 0, 0, frames.WORD.pack(_WINDOW - frames.DEFAULT_WINDOW)))
-        self._heard = asyncio.ensure_future(_hear(reader))
+        self._reading = asyncio.ensure_future(_read(reader))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        self._heard.cancel()
+        self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._heard
+            await self._reading
 
 
-async def _hear(reader: asyncio.StreamReader) -> None:
+async def _read(reader: asyncio.StreamReader) -> None:
     while await reader.read(1 << 16):
         pass

@@ -91,7 +91,7 @@ BARS = (
     Bar("adapters_moving_failed", "requests that fail while adapters come and go", 0, 0),
     Bar("estimate_error_p95", "its relative error, P95 over the mixed corpus", 0.08, 0.04),
 )
-SHOWN = {
+CAPTIONS = {
     "body_1kb_sidecar_ms": "sidecar CPU for a body of 1 kB, ms",
     "body_32kb_sidecar_ms": "sidecar CPU for a body of 32 kB, ms",
     "body_1mb_sidecar_ms": "sidecar CPU for a body of 1 MB, ms",
@@ -125,12 +125,12 @@ def versions() -> dict[str, str]:
     """Return the versions of all programs."""
     envoy, go = find_envoy(), shutil.which("go")
     found = {name: importlib.metadata.version(name) for name in ("din-extproc", "grpcio", "protobuf", "uvloop", "hiredis", "msgspec")}
-    told = subprocess.run([redis_binary("valkey8"), "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    done = subprocess.run([redis_binary("valkey8"), "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
     return {
         **found,
         "python": platform.python_version(),
         "envoy": read_envoy_version(envoy) if envoy is not None else "none",
-        "redis": told.strip().partition(" sha=")[0],
+        "redis": done.strip().partition(" sha=")[0],
         "go": subprocess.run([go, "version"], capture_output=True, text=True, timeout=20, check=True).stdout.split()[2] if go else "none",
         LITELLM: python_version_of(LITELLM),
         VLLM_ROUTER: python_version_of(VLLM_ROUTER),
@@ -140,20 +140,20 @@ def versions() -> dict[str, str]:
 
 def markdown(figures: Figures, missing: dict[str, str], on: dict[str, object], of: dict[str, str]) -> str:
     """Return the tables as Markdown."""
-    told = (
+    done = (
         f"Measured by `make bench` on {on['cores']} cores of {on['cpu']}, {on['memory_gb']} GB, {on['system']}; Envoy {of['envoy']} "
         f"`--concurrency 1`, {of['redis']}, Python {of['python']}, grpcio {of['grpcio']}. 16 connections, 1.3 kB chat body, medians of "
         "interleaved rounds; CPU by the kernel's count."
     )
     lines = [
-        told,
+        done,
         "",
         *_contenders(figures, missing),
         "",
         "| figure | measured | bar | dream |",
         "|---|---|---|---|",
         *(_row(bar, figures) for bar in BARS),
-        *(f"| {means} | {_number(figures[name])} | | |" for name, means in SHOWN.items() if name in figures),
+        *(f"| {means} | {_number(figures[name])} | | |" for name, means in CAPTIONS.items() if name in figures),
     ]
     return "\n".join(lines)
 

@@ -173,11 +173,11 @@ async def settled(running: Network, link) -> dict[int, tuple[int, int, int, int]
         counters = await read()
         return all(counters[month][:2] == running.spent(month) for month in counters)
 
-    async def told() -> str:
+    async def describe() -> str:
         return f"{await read()} {running.spent(0)} {running.spent(1)} {running.answers}"
 
     try:
         await until(equal)
     except AssertionError:
-        raise AssertionError(await told()) from None
+        raise AssertionError(await describe()) from None
     return await read()

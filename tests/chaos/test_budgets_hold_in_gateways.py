@@ -178,13 +178,13 @@ class Demand:
                     "ignore_eos": True,
                     "messages": [{"role": "user", "content": "word " * (count % 40)}],
                 }
-                said = "cut"
+                outcome = "cut"
                 with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
                     reply = client.post(PATH, json=body, headers={"x-din-trace-id": trace})
-                    said = "granted" if reply.status_code == 200 else reply.json()["error"]["code"]
+                    outcome = "granted" if reply.status_code == 200 else reply.json()["error"]["code"]
                 with self._lock:
-                    self.answers[said] += 1
-                    if said == "granted":
+                    self.answers[outcome] += 1
+                    if outcome == "granted":
                         self.whole.add(trace)
 
 

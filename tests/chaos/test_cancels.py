@@ -85,18 +85,18 @@ async def test_a_thousand_cancels_at_random_await_points_leave_every_counter_at_
         await asyncio.gather(*(client.leave(plane, chance) for client in clients))
         await background.quiet(5)
         await asyncio.sleep(0.2)
-        shown = waits.queue.snapshot()
+        queue_counts = waits.queue.snapshot()
         leases = {key: await link.call("ZCARD", key) for key in await link.call("KEYS", "*:lease:*")}
         used = {key: (await link.call("GETRANGE", key, 0, 7)) for key in await link.call("KEYS", "*:count:*")}
         sent = sum(client.sent for client in clients)
-        print(f"{CLIENTS} cancelled: {sent} were sent, queue {shown}, leases {leases}")
+        print(f"{CLIENTS} cancelled: {sent} were sent, queue {queue_counts}, leases {leases}")
         await waits.queue.close()
         await background.close()
         await link.close()
     assert not any(client.faults and not isinstance(client.faults[0], asyncio.CancelledError) for client in clients)
     assert 0 < sent < CLIENTS
-    assert shown["left"] > 0
-    assert shown["granted"] > 0
+    assert queue_counts["left"] > 0
+    assert queue_counts["granted"] > 0
     assert plane.context.live == {}
     assert plane.context.selector.load.tokens_in_flight() == {}
     assert not any(leases.values())

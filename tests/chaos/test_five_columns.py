@@ -73,9 +73,9 @@ class Client(threading.Thread):
                 self._ask(trace, count % EACH)
 
     def _ask(self, trace: str, at: int) -> None:
-        stream, told = at % 3 != 0, at % 3 == 1
+        stream, reported = at % 3 != 0, at % 3 == 1
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * (1 + at * 7)}], "max_tokens": 10 + at, "ignore_eos": True}
-        body |= {"stream": stream} | ({"stream_options": {"include_usage": True}} if told else {})
+        body |= {"stream": stream} | ({"stream_options": {"include_usage": True}} if reported else {})
         headers = {"authorization": f"Bearer {key_of(('acme', 'trial')[self.number % 2])}", "x-din-trace-id": trace}
         with (
             httpx.Client(base_url=self.stack.url, timeout=30, headers=headers) as client,
@@ -151,11 +151,11 @@ def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
     stack.eventually(lambda: got.keys() <= audit(stack).keys(), "every answer is in the audit log")
     stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis is told {in_redis(stack)} {metrics(stack)}")
     recorded, seen, whole = audit(stack), made(engines), sorted(got)
-    told = [trace for trace in whole if got[trace][0] >= 0]
+    reported = [trace for trace in whole if got[trace][0] >= 0]
     columns = {
-        "client": (sum(got[trace][0] for trace in told), sum(got[trace][1] for trace in whole)),
-        "audit": (sum(recorded[trace][1] for trace in told), sum(recorded[trace][2] for trace in whole)),
-        "engine": (sum(seen[trace][1] for trace in told), sum(seen[trace][2] for trace in whole)),
+        "client": (sum(got[trace][0] for trace in reported), sum(got[trace][1] for trace in whole)),
+        "audit": (sum(recorded[trace][1] for trace in reported), sum(recorded[trace][2] for trace in whole)),
+        "engine": (sum(seen[trace][1] for trace in reported), sum(seen[trace][2] for trace in whole)),
     }
     every = {
         "audit": (sum(tokens[1] for tokens in recorded.values()), sum(tokens[2] for tokens in recorded.values())),

@@ -145,12 +145,12 @@ def refused(seen: Seen, status: int, code: str) -> None:
 def accounted(stack: Gateway) -> Iterator[SimpleNamespace]:
     """What the exchanges inside the block came to: `outcomes` and `tokens` charged. Afterwards nothing is held for any of them."""
     before = stack.settled(len(stack.asked))["counts"]
-    told = SimpleNamespace()
-    yield told
+    accounts = SimpleNamespace()
+    yield accounts
     after = stack.settled(len(stack.asked))["counts"]
     changed = {name: count - before["outcomes"].get(name, 0) for name, count in after["outcomes"].items()}
-    told.outcomes = {name: count for name, count in changed.items() if count}
-    told.tokens = sum(after[f"{kind}_tokens"] - before[f"{kind}_tokens"] for kind in ("prompt", "completion"))
+    accounts.outcomes = {name: count for name, count in changed.items() if count}
+    accounts.tokens = sum(after[f"{kind}_tokens"] - before[f"{kind}_tokens"] for kind in ("prompt", "completion"))
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "every slot is free")
     assert all(each["tokens_in_use"] == 0 for each in stack.status()["nodes"].values())
     assert stack.status()["counts"]["faults"] == 0
@@ -202,20 +202,20 @@ def failing(faults: str) -> Callable[[EngineSim], contextlib.AbstractContextMana
 def test_while_one_node_is_in_trouble_another_answers_whole_and_it_is_used_again_as_soon_as_it_is_well(stack, sims, trouble):
     whole(stream(stack), "first")
     sims["second"].forget()
-    with accounted(stack) as told, ThreadPoolExecutor(5) as clients, trouble(sims["first"]):
+    with accounted(stack) as accounts, ThreadPoolExecutor(5) as clients, trouble(sims["first"]):
         for seen in clients.map(lambda _: stream(stack), range(5)):
             whole(seen, "second")
-    assert told.outcomes == {"completed": 5}
-    assert told.tokens == produced(sims["second"]), "what the other node did, and nothing for the one that failed"
+    assert accounts.outcomes == {"completed": 5}
+    assert accounts.tokens == produced(sims["second"]), "what the other node did, and nothing for the one that failed"
     stack.eventually(lambda: stream(stack).node == "first", "it is used again")
 
 
 @pytest.mark.parametrize(("model", "by"), [("closed", "beside-closed"), ("hole", "beside-hole")])
 def test_a_closed_port_and_a_black_hole_cost_no_client_an_answer(stack, sims, model, by):
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         for _ in range(3):
             whole(stream(stack, model), by)
-    assert told.outcomes == {"completed": 3}
+    assert accounts.outcomes == {"completed": 3}
     failures = stack.envoy_stats(f"cluster.{model}.upstream_cx_connect_fail")
     assert sum(failures.values()) >= 3, "each of them was tried and counted as a failure"
     timeouts = stack.envoy_stats(f"cluster.{model}.upstream_cx_connect_timeout")
@@ -223,20 +223,20 @@ def test_a_closed_port_and_a_black_hole_cost_no_client_an_answer(stack, sims, mo
 
 
 def test_a_model_whose_only_node_refuses_connections_is_a_503_with_its_time(stack):
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         seen = stream(stack, "nobody")
         refused(seen, 503, "no_healthy_node")
         assert int(seen.headers["retry-after"]) >= 1
-    assert (told.outcomes.keys() <= {"not_dispatched", "upstream_error"}, told.tokens) == (True, 0)
+    assert (accounts.outcomes.keys() <= {"not_dispatched", "upstream_error"}, accounts.tokens) == (True, 0)
 
 
 def test_a_storm_of_503_from_every_node_is_over_with_the_storm(stack, sims):
     for name in ("first", "second"):
         sims[name].fail("unavailable")
-    with accounted(stack) as told, ThreadPoolExecutor(10) as clients:
+    with accounted(stack) as accounts, ThreadPoolExecutor(10) as clients:
         for seen in clients.map(lambda _: stream(stack), range(20)):
             assert (seen.status, seen.cut) == (503, False)
-    assert (told.outcomes, told.tokens) == ({"upstream_error": 20}, 0)
+    assert (accounts.outcomes, accounts.tokens) == ({"upstream_error": 20}, 0)
     tries = sum(sims[name].seen()[0]["requests"] for name in ("first", "second"))
     assert tries == 20 * (1 + RETRIES), "each is tried once more, not in a loop"
     for name in ("first", "second"):
@@ -249,9 +249,9 @@ def test_a_storm_of_503_from_every_node_is_over_with_the_storm(stack, sims):
 
 def test_a_node_that_never_begins_is_given_up_when_its_time_is_over(stack, sims):
     sims["lonely"].fail("stall")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         refused(stream(stack, "lonely"), 504, "upstream_timeout")
-    assert told.outcomes == {"upstream_timeout": 1}
+    assert accounts.outcomes == {"upstream_timeout": 1}
     stack.eventually(lambda: sims["lonely"].gauge("num_requests_running") == 0, "the node has stopped")
     sims["lonely"].fail("")
     whole(stream(stack, "lonely"), "lonely")
@@ -259,24 +259,24 @@ def test_a_node_that_never_begins_is_given_up_when_its_time_is_over(stack, sims)
 
 def test_a_clients_patience_ends_a_stream_that_has_begun_and_the_node_stops(stack, sims):
     lonely = sims["lonely"]
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         seen = stream(stack, "lonely", ROOM, x_din_timeout_ms="900")
         assert (seen.status, seen.cut) == (200, True)
-    assert told.outcomes == {"upstream_timeout": 1}
+    assert accounts.outcomes == {"upstream_timeout": 1}
     got = seen.text.count('"content":"')
     assert 0 < got < ROOM / 2
-    assert got - 2 <= told.tokens <= ROOM / 2, "about what came is charged, not what was asked for"
+    assert got - 2 <= accounts.tokens <= ROOM / 2, "about what came is charged, not what was asked for"
     stack.eventually(lambda: lonely.seen()[0]["aborted"] == 1, "the node hears of it")
     assert lonely.gauge("num_requests_running") == 0
 
 
 def test_a_stream_that_falls_silent_is_cut_after_the_silence_that_is_allowed_and_charged_for_what_came(stack, sims):
     sims["lonely"].fail("stall:after=7")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         seen = stream(stack, "lonely", ROOM)
         assert (seen.status, seen.cut, seen.text.count('"content":"') - 1) == (200, True, 7), "all that came before, and no end"
-    assert told.outcomes == {"upstream_timeout": 1}
-    assert 0 < told.tokens < ROOM / 2
+    assert accounts.outcomes == {"upstream_timeout": 1}
+    assert 0 < accounts.tokens < ROOM / 2
     sims["lonely"].fail("")
     whole(stream(stack, "lonely"), "lonely")
 
@@ -286,22 +286,22 @@ def test_a_slow_drip_longer_than_every_silence_arrives_whole_to_the_byte(stack, 
     sims["lonely"].forget()
     sims["lonely"].fail("drip:bytes=200,ms=150")
     began = time.monotonic()
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         seen = stream(stack, "lonely", 20)
         whole(seen, "lonely")
     assert time.monotonic() - began > IDLE_MS / 1000, "it took longer than any single silence may"
     assert seen.text.count('"content":"') - 1 == 20
-    assert (told.outcomes, told.tokens) == ({"completed": 1}, produced(sims["lonely"]))
+    assert (accounts.outcomes, accounts.tokens) == ({"completed": 1}, produced(sims["lonely"]))
 
 
 def test_a_whole_answer_that_takes_longer_than_every_silence_is_waited_for_and_asked_once(stack, sims):
     sims["first"].fail(f"latency:ms={2 * IDLE_MS}")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         reply = stack.chat(max_tokens=3)
         stack.asked.append("m")
     assert (reply.status_code, reply.headers["x-din-node-id"]) == (200, "first")
     assert [sims[name].seen()[0]["requests"] for name in ("first", "second")] == [1, 0], "no other node does the same work"
-    assert told.outcomes == {"completed": 1}
+    assert accounts.outcomes == {"completed": 1}
 
 
 # After the first byte: never a second answer
@@ -312,7 +312,7 @@ def test_a_node_that_dies_in_its_streams_cuts_them_all_and_mixes_none(stack, sim
     first, second = sims["first"], sims["second"]
     if how == "reset":
         first.fail("reset:after=20")
-    with accounted(stack) as told, ThreadPoolExecutor(10) as clients:
+    with accounted(stack) as accounts, ThreadPoolExecutor(10) as clients:
         pending = [clients.submit(stream, stack, "m", ROOM) for _ in range(10)]
         if how == "killed":
             stack.eventually(lambda: first.gauge("num_requests_running") == 10, "all run")
@@ -324,21 +324,21 @@ def test_a_node_that_dies_in_its_streams_cuts_them_all_and_mixes_none(stack, sim
     assert [(seen.status, seen.cut, seen.node) for seen in streams] == [(200, True, "first")] * 10
     assert all(len({event["id"] for event in events(seen.text)}) == 1 for seen in streams)
     assert second.seen()[0]["requests"] == 0, "nobody else was asked"
-    assert told.outcomes == {"upstream_truncated": 10}
+    assert accounts.outcomes == {"upstream_truncated": 10}
     came = sum(seen.text.count('"content":"') - 1 for seen in streams)
     prompts = 10 * 40
-    assert 0 < told.tokens <= came * 1.1 + prompts, "what came is charged, not what was asked for"
+    assert 0 < accounts.tokens <= came * 1.1 + prompts, "what came is charged, not what was asked for"
     first.fail("")
     whole(stream(stack), "first")
 
 
 def test_an_engine_that_fails_in_its_stream_says_so_in_band_and_once(stack, sims):
     sims["lonely"].fail("error_event:after=3")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         seen = stream(stack, "lonely", ROOM)
         assert (seen.status, seen.cut) == (200, False)
     assert sum("error" in event for event in events(seen.text)) == 1
-    assert told.outcomes == {"upstream_error": 1}
+    assert accounts.outcomes == {"upstream_error": 1}
 
 
 # Under load

@@ -162,10 +162,10 @@ def test_tokens_are_settled_exactly(died, stack, engines):
         found = [records[each.trace] for each in streams]
         return sum(each["prompt_tokens"] for each in found), sum(each["completion_tokens"] for each in found)
 
-    told = [each for each in late if each.usage is not None]
-    assert len(told) == EACH / 2
-    assert all((each.usage["prompt_tokens"], each.usage["completion_tokens"]) == engine[each.trace][1:] for each in told)
-    [prompt] = {each.usage["prompt_tokens"] for each in told}
+    reported = [each for each in late if each.usage is not None]
+    assert len(reported) == EACH / 2
+    assert all((each.usage["prompt_tokens"], each.usage["completion_tokens"]) == engine[each.trace][1:] for each in reported)
+    [prompt] = {each.usage["prompt_tokens"] for each in reported}
     rows = {
         "moved": ((EACH * prompt, sum(each.tokens for each in late)), charged(late), in_redis(stack, "small")),
         "cut": ((charged(early)[0], sum(each.tokens for each in early)), charged(early), in_redis(stack, "big")),

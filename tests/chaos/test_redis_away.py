@@ -220,10 +220,10 @@ async def test_a_channel_that_is_not_heard_is_said_once_with_a_reason_and_once_w
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said[0].startswith("redis: subscription to din:a interrupted: ")
-    assert said[0].removeprefix("redis: subscription to din:a interrupted: ")
-    assert said[1:] == ["redis: subscription to din:a restored"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings[0].startswith("redis: subscription to din:a interrupted: ")
+    assert warnings[0].removeprefix("redis: subscription to din:a interrupted: ")
+    assert warnings[1:] == ["redis: subscription to din:a restored"]
     pauses = [after - before for before, after in itertools.pairwise(tries[1:6])]
     assert sum(pauses[2:]) > 2 * pauses[0], "attempts become rare"
 

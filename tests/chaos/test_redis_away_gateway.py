@@ -90,10 +90,10 @@ def test_without_redis_at_the_start_the_policy_holds_until_it_comes_and_again_wh
         stack.eventually(lambda: ready(stack)[0] != 0, "the admin port answers")
         stack.eventually(lambda: "serving configuration" in stack.log("sidecar"), "it serves")
         answers_by(policy, several(stack))
-        code, said = ready(stack)
+        code, body = ready(stack)
         assert code == (503 if policy == "closed" else 200)
         why = f"no connection to 127.0.0.1:{server.port}"
-        assert (why in said) == (policy == "closed")
+        assert (why in body) == (policy == "closed")
         assert why in stack.log("sidecar")
         assert f"on_error: {policy}" in stack.log("sidecar")
         assert not stack.status()["limits"]["shared"]

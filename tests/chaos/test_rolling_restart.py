@@ -141,8 +141,8 @@ def test_sigterm_ends_what_is_in_flight_and_takes_nothing_new(engine):
             lines = reply.iter_lines()
             assert next(lines).startswith("data: ")
             stack.envoy.terminate()
-            told = [line for line in lines if line]
-        assert told[-1] == "data: [DONE]"
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]"
         assert stack.envoy.wait(15) == 0
         assert stack.settled(1)["counts"]["outcomes"] == {"completed": 1}
         with pytest.raises(httpx.ConnectError):
@@ -168,8 +168,8 @@ def test_draining_by_hand_takes_no_more_connections_and_ends_when_nothing_is_lef
             stack.eventually(lambda: not takes_connections(stack), "no more connections are taken")
             assert draining.poll() is None, "a stream is in flight"
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        _, said = draining.communicate(timeout=30)
-        assert (draining.returncode, said) == (0, "")
+        _, output = draining.communicate(timeout=30)
+        assert (draining.returncode, output) == (0, "")
         assert not takes_connections(stack)
         again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
         assert (again.returncode, again.stderr) == (0, "")

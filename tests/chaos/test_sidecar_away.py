@@ -121,8 +121,10 @@ def test_without_its_sidecar_the_gateway_refuses_everything_and_serves_again_at_
             assert reply.status_code == 503, (method, path)
             if method != "HEAD":
                 refused(reply)
-            told = (reply.text + str(reply.headers)).lower()
-            assert not [word for word in ("forged", "node-", "10.0.0.5", "other", "safe", "127.0.0.1", "ext_proc") if word in told], told
+            response = (reply.text + str(reply.headers)).lower()
+            assert not [word for word in ("forged", "node-", "10.0.0.5", "other", "safe", "127.0.0.1", "ext_proc") if word in response], (
+                response
+            )
         assert seen(sims, "safe") + seen(sims, "other") == []
     assert closed.chat().status_code == 200, "the very first request after a restart"
     assert timeouts(closed) == before

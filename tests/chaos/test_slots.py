@@ -98,7 +98,7 @@ def test_a_client_that_leaves_while_its_place_is_being_taken_leaves_none_behind(
     assert stack.chat(ask(1, stream=False), tenant_name="single").status_code == 200
 
 
-class Crowd:
+class Clients:
     """As many streams as the tenant may have, all under way inside the block; at its end each is read once more, and left.
 
     Args:
@@ -136,7 +136,7 @@ class Crowd:
 
 
 def test_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themselves(stack):
-    with Crowd(stack) as crowd:
+    with Clients(stack) as group:
         assert stack.chat(ask(1)).json()["error"]["code"] == "concurrency_limit_exceeded"
         stack.sidecar.kill()
         stack.sidecar.wait()
@@ -144,7 +144,7 @@ def test_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themselves(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sidecar_unavailable")
         stack.start_sidecar()
         stack.eventually(lambda: stack.chat(ask(1)).status_code == 200, "the leases of the dead run out")
-    assert [client.exception() for client in crowd.clients] == [None] * STREAMS
+    assert [client.exception() for client in group.clients] == [None] * STREAMS
     stack.eventually(
         lambda: stack.status()["counts"]["outcomes"].get("client_cancelled") == STREAMS, "what the dead one admitted is settled"
     )
@@ -152,20 +152,20 @@ def test_a_killed_sidecar_cuts_no_stream_and_the_places_come_back_by_themselves(
 
 
 def test_a_lease_is_renewed_while_its_stream_runs(stack):
-    with Crowd(stack) as crowd:
+    with Clients(stack) as group:
         until = time.monotonic() + 2.5 * LEASE_MS / 1000
         while time.monotonic() < until:
             assert stack.chat(ask(1)).status_code == 429, "a place was lost while its stream ran"
-    assert [client.exception() for client in crowd.clients] == [None] * STREAMS
+    assert [client.exception() for client in group.clients] == [None] * STREAMS
 
 
 def test_when_envoy_dies_every_place_is_free_at_once(stack, sim):
     sim.forget()
-    with Crowd(stack, stays=True) as crowd:
+    with Clients(stack, stays=True) as group:
         stack.envoy.kill()
         stack.envoy.wait()
     try:
-        assert all(isinstance(client.exception(), httpx.TransportError) for client in crowd.clients)
+        assert all(isinstance(client.exception(), httpx.TransportError) for client in group.clients)
         stack.eventually(lambda: not stack.status()["exchanges"]["open"], "the sidecar has seen its streams end")
         stack.eventually(lambda: stack.redis_keys(":lease:") == [], "no place is taken")
         stack.eventually(lambda: sim.seen()[0]["aborted"] == STREAMS, "no node works on")

@@ -68,8 +68,8 @@ def test_ollama_s_client_completes_whole_and_in_pieces(ours):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollama_s_client_finds_the_call_of_a_tool(ours, stream):
-    told = ours.chat("ollama", HELLO, tools=TOOLS, stream=stream, options={"num_predict": 60})
-    calls = [call for part in (told if stream else [told]) for call in part.message.tool_calls or ()]
+    answers = ours.chat("ollama", HELLO, tools=TOOLS, stream=stream, options={"num_predict": 60})
+    calls = [call for part in (answers if stream else [answers]) for call in part.message.tool_calls or ()]
     assert [(call.function.name, dict(call.function.arguments)) for call in calls] == [("weather", {"city": "example"})]
 
 
@@ -104,9 +104,11 @@ def test_tgi_s_types_fit_what_it_generates(engines):
     asked = {"inputs": "hello", "parameters": {"max_new_tokens": 4, "details": True}}
     whole = TypeAdapter(TextGenerationOutput).validate_python(post(engines["tgi"], "/generate", asked).json())
     assert (whole.details.generated_tokens, whole.details.finish_reason, len(whole.details.tokens)) == (4, "length", 4)
-    told = [TypeAdapter(TextGenerationStreamOutput).validate_python(each) for each in sent(post(engines["tgi"], "/generate_stream", asked))]
-    assert [each.index for each in told] == [1, 2, 3, 4]
-    assert (told[-1].generated_text, told[-1].details.generated_tokens) == (whole.generated_text, 4)
+    answers = [
+        TypeAdapter(TextGenerationStreamOutput).validate_python(each) for each in sent(post(engines["tgi"], "/generate_stream", asked))
+    ]
+    assert [each.index for each in answers] == [1, 2, 3, 4]
+    assert (answers[-1].generated_text, answers[-1].details.generated_tokens) == (whole.generated_text, 4)
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -116,9 +118,9 @@ def test_tgi_s_types_fit_its_messages(engines, usage):
     assert whole.usage.completion_tokens == 4
     options = {"stream": True, "stream_options": {"include_usage": usage}}
     reply = post(engines["tgi"], "/v1/chat/completions", {**asked, **options})
-    told = [TypeAdapter(ChatCompletionStreamOutput).validate_python(each) for each in sent(reply)]
-    assert "".join(each.choices[0].delta.content or "" for each in told if each.choices) == whole.choices[0].message.content
-    assert [each.usage is not None for each in told] == [False] * (len(told) - usage) + [True] * usage
+    answers = [TypeAdapter(ChatCompletionStreamOutput).validate_python(each) for each in sent(reply)]
+    assert "".join(each.choices[0].delta.content or "" for each in answers if each.choices) == whole.choices[0].message.content
+    assert [each.usage is not None for each in answers] == [False] * (len(answers) - usage) + [True] * usage
 
 
 # Triton: `tritonclient`
@@ -140,8 +142,8 @@ def test_triton_s_client_finds_server_and_model_ready_and_infers(server):
     assert server.get_server_metadata()["name"] == "triton"
     described = server.get_model_metadata("m")
     assert [each["name"] for each in described["inputs"] + described["outputs"]] == ["text", "output"]
-    told = server.infer("m", [tensor("text")], outputs=[triton.InferRequestedOutput("output", binary_data=False)])
-    assert told.as_numpy("output").shape == (2, 8)
+    answers = server.infer("m", [tensor("text")], outputs=[triton.InferRequestedOutput("output", binary_data=False)])
+    assert answers.as_numpy("output").shape == (2, 8)
 
 
 def test_triton_s_client_understands_refusals(server):

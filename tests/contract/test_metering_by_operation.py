@@ -25,7 +25,7 @@ VLLM = Path(__file__).parents[1] / "captures" / "vllm"
 SOUND = {":status": "200", "content-type": "audio/mpeg"}
 TEXT = {":status": "200", "content-type": "text/plain; charset=utf-8"}
 TOKENS = {"type": "tokens", "input_tokens": 14, "input_token_details": {"audio_tokens": 14}, "output_tokens": 5, "total_tokens": 19}
-HEARD = [
+TRANSCRIPTION_EVENTS = [
     {"type": "transcript.text.delta", "delta": "so what"},
     {"type": "transcript.text.done", "text": "so what", "usage": TOKENS},
 ]
@@ -78,7 +78,7 @@ CASES = [
     Answered(Operation.TRANSCRIPTIONS, {"text": "so what", "usage": TOKENS}, Usage(14, 5, audio_seconds=1)),
     Answered(Operation.TRANSCRIPTIONS, {"task": "transcribe", "duration": 8.47, "text": "so what"}, Usage(90, 0, audio_seconds=9)),
     Answered(Operation.TRANSCRIPTIONS, b"so what\n", None, TEXT),
-    Answered(Operation.TRANSCRIPTIONS, HEARD, Usage(14, 5, audio_seconds=1), SSE, stream=True),
+    Answered(Operation.TRANSCRIPTIONS, TRANSCRIPTION_EVENTS, Usage(14, 5, audio_seconds=1), SSE, stream=True),
     Answered(Operation.TRANSLATIONS, {"text": "so what", "usage": {"type": "duration", "seconds": 2}}, Usage(20, 0, audio_seconds=2)),
     Answered(Operation.SPEECH, b"\xff\xfb" * 4000, None, SOUND),
     Answered(Operation.SPEECH, SPOKEN, Usage(14, 101), SSE, stream=True),

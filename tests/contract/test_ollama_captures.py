@@ -73,7 +73,7 @@ def test_an_exchange_looks_as_it_does_with_the_real_one(engine, name):
     headers, captured = capture(CAPTURES / f"{name}.txt")
     media = headers["content-type"].partition(";")[0]
     assert (str(reply.status_code), reply.headers["content-type"].partition(";")[0]) == (headers[":status"], media)
-    theirs, ours = [[shape(each) for each in documents(told)] for told in (captured, reply.content)]
+    theirs, ours = [[shape(each) for each in documents(recorded)] for recorded in (captured, reply.content)]
     if path == OPENAI:
         assert all(any(holds(each, other) for other in ours) for each in theirs)
     else:

@@ -28,10 +28,10 @@ async def link(server):
 
 
 async def test_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
-    one, two, stranger = ProberLease(link, "n1", "one"), ProberLease(link, "n1", "two"), ProberLease(link, "n2", "one")
+    one, two, other_network = ProberLease(link, "n1", "one"), ProberLease(link, "n1", "two"), ProberLease(link, "n2", "one")
     assert await one.acquire(60_000)
     assert not await two.acquire(60_000)
-    assert await stranger.acquire(60_000), "another network has its own"
+    assert await other_network.acquire(60_000), "another network has its own"
     assert await one.acquire(60_000), "it keeps the right by asking for it again"
     assert not await two.acquire(0), "nobody gives away what another has"
     assert not await two.acquire(60_000)
@@ -43,18 +43,18 @@ async def test_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
 
 async def test_what_one_says_the_others_hear_and_not_itself(link, server):
     one, two = ProberLease(link, "n3", "one"), ProberLease(link, "n3", "two")
-    heard, listening = asyncio.Queue(), asyncio.Event()
-    task = asyncio.create_task(ChannelSubscription(make_locator(server.url), two.channel, heard.put_nowait, listening.set).run())
+    messages, listening = asyncio.Queue(), asyncio.Event()
+    task = asyncio.create_task(ChannelSubscription(make_locator(server.url), two.channel, messages.put_nowait, listening.set).run())
     try:
         await asyncio.wait_for(listening.wait(), 10)
         probes = (ProbeResult("a", ok=True, ttft_ms=12.5), ProbeResult("b", ok=False, reason="no token within 5 s"))
         await one.publish(
             ProberMessage("one", probes, {"c": "3 consecutive failures"}, opened_for={"c": "aaaaaaaa"}, stopped=("aaaaaaaa01020304",))
         )
-        message = await asyncio.wait_for(heard.get(), 10)
-        said = two.on_message(message)
-        assert (said.replica, said.probes, said.opened) == ("one", probes, {"c": "3 consecutive failures"})
-        assert (said.opened_for, said.stopped) == ({"c": "aaaaaaaa"}, ("aaaaaaaa01020304",))
+        message = await asyncio.wait_for(messages.get(), 10)
+        probed = two.on_message(message)
+        assert (probed.replica, probed.probes, probed.opened) == ("one", probes, {"c": "3 consecutive failures"})
+        assert (probed.opened_for, probed.stopped) == ({"c": "aaaaaaaa"}, ("aaaaaaaa01020304",))
         assert one.on_message(message) is None
         assert two.on_message(b"nonsense") is None
     finally:

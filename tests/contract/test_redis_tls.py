@@ -43,23 +43,23 @@ async def answers(url: str) -> tuple[bool, str]:
 
 
 async def test_redis_behind_mutual_tls_is_reached_with_the_right_files_only(redis_servers, tmp_path):
-    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    authority, other_authority = Authority(tmp_path), Authority(tmp_path, "stranger")
     port = authority.issue("redis", "localhost")
-    own, odd = authority.issue("din", "din"), stranger.issue("odd", "din")
+    own, odd = authority.issue("din", "din"), other_authority.issue("odd", "din")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(port["cert"], port["key"])
     context.load_verify_locations(str(authority.file))
     context.verify_mode = ssl.CERT_REQUIRED
     async with behind_tls(redis_servers["valkey8"].port, context) as number:
-        shown = f"ssl_certfile={own['cert']}&ssl_keyfile={own['key']}"
+        client_files = f"ssl_certfile={own['cert']}&ssl_keyfile={own['key']}"
         base = f"rediss://localhost:{number}/0?ssl_ca_certs={authority.file}"
-        assert await answers(f"{base}&{shown}") == (True, "")
+        assert await answers(f"{base}&{client_files}") == (True, "")
         for url in (
             base,
             f"{base}&ssl_certfile={odd['cert']}&ssl_keyfile={odd['key']}",
-            f"rediss://localhost:{number}/0?{shown}",
-            f"rediss://localhost:{number}/0?ssl_ca_certs={stranger.file}&{shown}",
-            f"rediss://127.0.0.1:{number}/0?ssl_ca_certs={authority.file}&{shown}",
+            f"rediss://localhost:{number}/0?{client_files}",
+            f"rediss://localhost:{number}/0?ssl_ca_certs={other_authority.file}&{client_files}",
+            f"rediss://127.0.0.1:{number}/0?ssl_ca_certs={authority.file}&{client_files}",
             f"redis://localhost:{number}/0",
         ):
             good, reason = await answers(url)

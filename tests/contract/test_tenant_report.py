@@ -56,22 +56,22 @@ async def reports(redis_servers, tmp_path):
 
 
 async def test_a_tenant_sees_its_limits_budgets_and_usage(reports):
-    shown = msgspec.to_builtins(await reports.report(WHO, "t", 1))
-    assert (shown["tenant"], shown["key"]) == ("t", "k")
-    assert shown["limits"] == {
+    usage_report = msgspec.to_builtins(await reports.report(WHO, "t", 1))
+    assert (usage_report["tenant"], usage_report["key"]) == ("t", "k")
+    assert usage_report["limits"] == {
         "requests_per_minute": {"limit": 10, "used": 1},
         "tokens_per_minute": {"limit": 1000, "used": 60},
         "requests_in_flight": {"limit": None, "used": 0},
     }
-    rows = {row["budget"]: row for row in shown["budgets"]}
+    rows = {row["budget"]: row for row in usage_report["budgets"]}
     assert set(rows) == {"all", "own", "each-key:k"}
     assert rows["own"]["tokens"] == {"limit": 500, "spent": 0, "reserved": 60}
     assert (rows["all"]["money"], rows["all"]["currency"]) == ({"limit": "100.00", "spent": "0.00", "reserved": "0.00006"}, "EUR")
     assert (rows["each-key:k"]["hard"], rows["each-key:k"]["exceeded"]) == (False, True)
-    [row] = shown["usage"]
+    [row] = usage_report["usage"]
     assert (row["key"], row["model"], row["requests"], row["prompt_tokens"], row["cost"]) == ("k", "small", 2, 7, "0.0000015")
 
 
 async def test_more_days_are_shown_when_they_are_asked_for(reports):
-    shown = msgspec.to_builtins(await reports.report(WHO, "t", 7))
-    assert [(row["identity"], row["requests"]) for row in shown["usage"]] == [("jwt:eve", 1), ("", 2)]
+    usage_report = msgspec.to_builtins(await reports.report(WHO, "t", 7))
+    assert [(row["identity"], row["requests"]) for row in usage_report["usage"]] == [("jwt:eve", 1), ("", 2)]

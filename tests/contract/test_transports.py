@@ -231,14 +231,14 @@ async def test_health_says_what_the_owner_said(rig):
 
 async def test_a_health_watch_hears_each_change_once(rig):
     async with rig() as made:
-        heard = []
+        statuses = []
         call = made.channel.unary_stream(HEALTH + "Watch")(b"")
         for serving in (True, True, False):
-            heard.append(HealthCheckResponse.FromString(await call.read()).status)
+            statuses.append(HealthCheckResponse.FromString(await call.read()).status)
             made.health.set_serving(serving=serving)
-            if serving and len(heard) > 1:
+            if serving and len(statuses) > 1:
                 made.health.set_serving(serving=False)
-        assert heard == [HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
+        assert statuses == [HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
         call.cancel()
 
 

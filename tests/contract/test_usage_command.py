@@ -35,9 +35,9 @@ def usage(redis_servers, tmp_path):
 
 
 def test_a_table_without_rows_has_its_header(usage):
-    told = usage("--from", "0001-01-01", "--to", "9999-12-31", "--tenant", "acme")
-    assert (told.exit_code, told.output.count("\n")) == (0, 1), told.output
-    assert told.output.startswith("day,tenant,model,requests,failed,refused")
+    result = usage("--from", "0001-01-01", "--to", "9999-12-31", "--tenant", "acme")
+    assert (result.exit_code, result.output.count("\n")) == (0, 1), result.output
+    assert result.output.startswith("day,tenant,model,requests,failed,refused")
 
 
 async def _count(url: str, tenant: str) -> None:
@@ -58,11 +58,11 @@ def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_sai
         ("", "m", "3", "0.00", "EUR"),
         ("k", "m", "2", "0.00015", "EUR"),
     ]
-    told = usage("--tenant", "acmee")
-    assert (told.exit_code, told.stderr) == (1, "error: no tenant is called 'acmee'; did you mean 'acme'?\n"), told.output
+    result = usage("--tenant", "acmee")
+    assert (result.exit_code, result.stderr) == (1, "error: no tenant is called 'acmee'; did you mean 'acme'?\n"), result.output
 
 
 @pytest.mark.parametrize("by", ["", "day,day", "colour"])
 def test_what_usage_can_not_be_grouped_by_is_said(usage, by):
-    told = usage("--by", by)
-    assert (told.exit_code, "day, tenant, key, identity, model, rule" in " ".join(told.output.split()).replace("│ ", "")) == (2, True)
+    result = usage("--by", by)
+    assert (result.exit_code, "day, tenant, key, identity, model, rule" in " ".join(result.output.split()).replace("│ ", "")) == (2, True)

@@ -59,16 +59,16 @@ async def test_usage_that_could_not_be_said_is_said_when_redis_is_back():
     with RedisServer() as server:
         async with linked(server.url, timeout_ms=100) as link:
             await link.call("SCRIPT", "LOAD", USAGE.source)
-            keeper = UsageRecorder(link, "")
-            keeper.on_exchange(record())
-            await keeper.flush()
+            recorder = UsageRecorder(link, "")
+            recorder.on_exchange(record())
+            await recorder.flush()
             with server.paused():
                 for _ in range(3):
-                    keeper.on_exchange(record())
-                    await keeper.flush()
+                    recorder.on_exchange(record())
+                    await recorder.flush()
             await until(lambda: link.state.up)
             for _ in range(2):
-                await keeper.flush()
+                await recorder.flush()
             (used,) = (await UsageStore(link, "").read_day("2026-12-31")).values()
             assert (used.requests, used.completion_tokens) == (4, 12), "be it counted or not before the pause, each counts once"
 

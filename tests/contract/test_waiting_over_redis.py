@@ -37,8 +37,8 @@ class Replica:
         self.room = AdmissionQueue(self.ledger, bell, lambda: True, SystemClock.monotonic_ms, Background().start, QueueState())
         self.listening = asyncio.Event()
         self.granted: list[tuple[str, float]] = []
-        heard = bell.make_listener(self.room.on_freed, lambda *told: self.granted.append(told))
-        self._subscription = ChannelSubscription(make_locator(url), Names().channel, heard, self.listening.set)
+        listener = bell.make_listener(self.room.on_freed, lambda *grant: self.granted.append(grant))
+        self._subscription = ChannelSubscription(make_locator(url), Names().channel, listener, self.listening.set)
         self._task = asyncio.create_task(self._subscription.run())
 
     def wait(self, name: str, tenant: str, *budgets: Budget):

@@ -61,8 +61,8 @@ async def test_a_client_is_told_everything_and_every_change(transport, delta):
             await follow(client, call, later)
         async with asyncio.timeout(10):
             await rig.service.wait_settled()
-        (shown,) = rig.service.snapshot_status()["envoys"]
-        assert shown.id == "envoy-1"
+        (envoy,) = rig.service.snapshot_status()["envoys"]
+        assert envoy.id == "envoy-1"
 
 
 async def test_many_clients_are_told_and_one_that_is_silent_keeps_nobody_waiting(transport):

@@ -100,8 +100,8 @@ def pods(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_helm_has_no_complaint():
-    told = helm_python.lint(str(CHART), values=EXAMPLE)
-    assert not told.get("errors"), told
+    result = helm_python.lint(str(CHART), values=EXAMPLE)
+    assert not result.get("errors"), result
 
 
 def test_every_manifest_holds_to_the_schema_of_kubernetes(manifests):
@@ -116,8 +116,8 @@ def test_every_manifest_holds_to_the_schema_of_kubernetes(manifests):
 def test_the_configuration_is_sound_and_envoy_would_start_with_it(manifests, tmp_path):
     settings = shipped_settings(manifests, tmp_path)
     assert [problem for problem in settings.warnings if "no nodes" not in str(problem)] == []
-    told = settings.gateway.xds is not None
-    assert find_config_error(render_envoy(settings, xds=told, node_id="pod"), find_envoy()) is None
+    result = settings.gateway.xds is not None
+    assert find_config_error(render_envoy(settings, xds=result, node_id="pod"), find_envoy()) is None
 
 
 def shipped_settings(manifests: list[dict[str, Any]], folder: Path) -> Settings:

@@ -54,10 +54,10 @@ def test_each_of_our_commands_is_one_that_the_program_takes(service):
 
 
 def test_every_node_has_the_address_that_the_configuration_gives_it(settings):
-    told = {node.id: (node.endpoint.host, str(node.endpoint.port)) for pool in settings.pools for node in pool.nodes}
+    configured = {node.id: (node.endpoint.host, str(node.endpoint.port)) for pool in settings.pools for node in pool.nodes}
     engines = {name: service for name, service in OURS.items() if service["command"][0] == "engine-sim"}
     listening = {name: service["command"][service["command"].index("--port") + 1] for name, service in engines.items()}
-    assert told == {name: (engines[name]["networks"]["din"]["ipv4_address"], listening[name]) for name in engines}
+    assert configured == {name: (engines[name]["networks"]["din"]["ipv4_address"], listening[name]) for name in engines}
     redis = COMPOSE["services"]["redis"]["networks"]["din"]["ipv4_address"]
     assert redis in settings.store.url.get_secret_value()
 

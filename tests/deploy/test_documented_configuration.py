@@ -94,16 +94,16 @@ def check_yaml(block: Block, folder: Any) -> None:
 
 def check_json(block: Block, folder: Any) -> None:
     """Compare an error body with one that the gateway makes; explain a request under the page's first configuration."""
-    shown = json.loads(block.text)
-    if "body" in shown:
+    example = json.loads(block.text)
+    if "body" in example:
         check_yaml(next(each for each in all_blocks() if each.page == block.page and each.language == "yaml"), folder)
         settings = load(folder / "din.yaml", {})
         assert isinstance(settings, Settings), str(settings)
         assert explain(settings, "", block.text.encode()).sent
         return
-    [code] = [each for each in RefusalCode if each.code == shown["code"]]
-    made = json.loads(error_body(code, "...", trace_id="...", instance=shown["instance"], param=shown["error"]["param"]))
-    assert made | {"detail": "...", "trace_id": "..."} == shown | {"error": {**shown["error"], "message": made["error"]["message"]}}
+    [code] = [each for each in RefusalCode if each.code == example["code"]]
+    made = json.loads(error_body(code, "...", trace_id="...", instance=example["instance"], param=example["error"]["param"]))
+    assert made | {"detail": "...", "trace_id": "..."} == example | {"error": {**example["error"], "message": made["error"]["message"]}}
 
 
 def check_drawing(block: Block, _folder: Any) -> None:

@@ -73,9 +73,9 @@ def test_systemd_waits_longer_than_the_drain(unit):
 
 def test_systemd_has_no_complaint_but_that_the_program_is_not_installed():
     program = shutil.which("systemd-analyze")
-    told = (
+    output = (
         ""
         if program is None
         else subprocess.run([program, "verify", "--man=no", *UNITS], capture_output=True, text=True, check=False, timeout=60).stderr
     )
-    assert [line for line in told.splitlines() if ".service" in line and "not executable" not in line] == []
+    assert [line for line in output.splitlines() if ".service" in line and "not executable" not in line] == []

@@ -59,7 +59,7 @@ def smallest() -> Topology:
     return Topology(ext_proc=(SocketAddress("127.0.0.1", 50051),), access_log=SocketAddress("127.0.0.1", 50052), health_check=None)
 
 
-def told() -> Topology:
+def discovered() -> Topology:
     """An Envoy that is told its pools, nodes and routes while it runs."""
     return structs.replace(everything(), discovery=XdsSource(SocketAddress("127.0.0.1", 50053), "envoy-1"))
 
@@ -67,12 +67,12 @@ def told() -> Topology:
 @pytest.mark.parametrize(
     ("topology", "golden"),
     [
-        (told, HERE / "told.yaml"),
+        (discovered, HERE / "discovered.yaml"),
         (everything, HERE / "everything.yaml"),
         (smallest, HERE / "smallest.yaml"),
         (shipped, SHIPPED / "gateway.yaml"),
     ],
-    ids=["told", "everything", "smallest", "shipped"],
+    ids=["discovered", "everything", "smallest", "shipped"],
 )
 def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, golden):
     rendered = bootstrap.render_yaml(topology())
@@ -85,7 +85,7 @@ def test_a_topology_renders_to_its_golden_file_and_envoy_accepts_it(topology, go
 
 
 def test_an_envoy_without_delta_asks_for_the_state_of_the_world():
-    topology = structs.replace(told(), discovery=XdsSource(SocketAddress("127.0.0.1", 50053), "envoy-1", delta=False))
+    topology = structs.replace(discovered(), discovery=XdsSource(SocketAddress("127.0.0.1", 50053), "envoy-1", delta=False))
     rendered = yaml.safe_load(bootstrap.render_yaml(topology))
     source = rendered["dynamic_resources"]["ads_config"]
     assert (source["api_type"], source["set_node_on_first_message_only"]) == ("GRPC", True)

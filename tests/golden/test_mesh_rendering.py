@@ -208,8 +208,8 @@ def test_the_command_line_renders_both(tmp_path):
     (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
     for arguments in (["istio"], ["istio", "--mode", "sidecar", "--selector", "app=x"], ["envoy-gateway", "--gateway", "public"]):
         out = tmp_path / "out.yaml"
-        told = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(tmp_path / "din.yaml"), "-o", str(out)])
-        assert told.exit_code == 0, told.output
+        result = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(tmp_path / "din.yaml"), "-o", str(out)])
+        assert result.exit_code == 0, result.output
         assert list(yaml.safe_load_all(out.read_text()))
 
 

@@ -55,7 +55,7 @@ class Traffic(RuleBasedStateMachine):
         self.now = end
 
     @invariant()
-    def nobody_is_lost(self):
+    def no_request_is_lost(self):
         assert self.batches.held_count == len(self.held)
 
     @invariant()

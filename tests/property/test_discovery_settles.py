@@ -58,5 +58,5 @@ def test_no_nodes_come_before_their_cluster_and_no_cluster_goes_before_the_new_r
     link.answer_all()
     assert link.client.dangling == []
     removals = [at for at, (kind, _, removed) in enumerate(link.client.order) if kind == CLUSTER and removed]
-    others = [at for at, (kind, told, _) in enumerate(link.client.order) if kind == ROUTES and told]
+    others = [at for at, (kind, resources, _) in enumerate(link.client.order) if kind == ROUTES and resources]
     assert all(at < removal for at in others for removal in removals)

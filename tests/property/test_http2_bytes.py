@@ -30,19 +30,19 @@ SMALL = WireLimits(
 
 def drive(grpc: GrpcConnection, pieces):
     """Feed the pieces to a server that echoes, and tell its events, its bytes and the most it held."""
-    told, written, held = [], bytearray(), 0
+    emitted, written, held = [], bytearray(), 0
     for at, piece in enumerate(pieces):
         grpc.receive(piece, at / 1000)
         while events := grpc.take_events():
             for event in events:
-                told.append((type(event).__name__, event.call.id, getattr(event, "data", None)))
+                emitted.append((type(event).__name__, event.call.id, getattr(event, "data", None)))
                 if type(event) is Message:
                     grpc.send(event.call, event.data)
                 elif type(event) is HalfClosed:
                     grpc.finish(event.call)
         written += grpc.take()
         held = max(held, grpc.held)
-    return told, bytes(written), held
+    return emitted, bytes(written), held
 
 
 def conversation() -> bytes:
@@ -77,29 +77,29 @@ WHOLE = drive(connection(), [CONVERSATION])
 
 
 def test_the_conversation_is_understood():
-    told, written, _ = WHOLE
-    assert [event[0] for event in told if event[1] == 9] == ["Opened", "Message", "Message", "HalfClosed"]
-    assert [event[0] for event in told if event[1] == 5] == ["Opened", "Cut"]
+    emitted, written, _ = WHOLE
+    assert [event[0] for event in emitted if event[1] == 9] == ["Opened", "Message", "Message", "HalfClosed"]
+    assert [event[0] for event in emitted if event[1] == 5] == ["Opened", "Cut"]
     assert frames.GOAWAY not in {seen.kind for seen in split(written)}
 
 
 def test_a_cut_at_any_place_changes_no_event_and_no_byte_of_any_stream():
     for at in range(1, len(CONVERSATION)):
-        told, written, _ = drive(connection(), [CONVERSATION[:at], CONVERSATION[at:]])
-        assert (told, sorted(split(written))) == (WHOLE[0], sorted(split(WHOLE[1]))), at
+        emitted, written, _ = drive(connection(), [CONVERSATION[:at], CONVERSATION[at:]])
+        assert (emitted, sorted(split(written))) == (WHOLE[0], sorted(split(WHOLE[1]))), at
 
 
 @given(st.lists(st.integers(0, len(CONVERSATION)), max_size=30))
 @settings(max_examples=60)
 def test_cuts_at_many_places_change_nothing_either(cuts):
     places = [0, *sorted(cuts), len(CONVERSATION)]
-    told, written, _ = drive(connection(), [CONVERSATION[a:b] for a, b in itertools.pairwise(places)])
-    assert (told, sorted(split(written))) == (WHOLE[0], sorted(split(WHOLE[1])))
+    emitted, written, _ = drive(connection(), [CONVERSATION[a:b] for a, b in itertools.pairwise(places)])
+    assert (emitted, sorted(split(written))) == (WHOLE[0], sorted(split(WHOLE[1])))
 
 
 def test_byte_by_byte_changes_nothing_either():
-    told, _, _ = drive(connection(), [CONVERSATION[at : at + 1] for at in range(len(CONVERSATION))])
-    assert told == WHOLE[0]
+    emitted, _, _ = drive(connection(), [CONVERSATION[at : at + 1] for at in range(len(CONVERSATION))])
+    assert emitted == WHOLE[0]
 
 
 stream_ids = st.sampled_from([0, 1, 1, 1, 2, 3, 3, 5, 7, 9, 2**31 - 1])
@@ -135,11 +135,11 @@ def bounded(grpc, held):
 @settings(max_examples=200)
 def test_no_frames_raise_and_what_they_leave_behind_is_bounded(parts):
     grpc = connection(limits=SMALL)
-    told, written, held = drive(grpc, [HELLO, *parts])
+    emitted, written, held = drive(grpc, [HELLO, *parts])
     assert bounded(grpc, held)
     assert split(written)
     kinds = {}
-    for name, stream_id, _ in told:
+    for name, stream_id, _ in emitted:
         kinds.setdefault(stream_id, []).append(name)
     for names in kinds.values():
         assert names[0] == "Opened"

@@ -82,7 +82,7 @@ class Both:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.redis, self.twin, self.now_ms = RedisLedger(link, NOON_MS), InMemoryLedger(), NOON_MS
+        self.redis, self.in_memory, self.now_ms = RedisLedger(link, NOON_MS), InMemoryLedger(), NOON_MS
 
     async def play(self, history) -> None:
         await self.link.call("FLUSHALL")
@@ -98,12 +98,14 @@ class Both:
         asked = claim(request_id, limits, tokens, lease_ms, windows(self.now_ms, drawn))
         real = await self.redis.reserve(asked)
         asked = msgspec.structs.replace(asked, budgets=tuple(b for b in asked.budgets if b.limits != RateLimits()))
-        assert real == self.twin.reserve(asked, self.now_ms) if asked.budgets or asked.spending else real
+        assert real == self.in_memory.reserve(asked, self.now_ms) if asked.budgets or asked.spending else real
         return real
 
     async def settle(self, request_id, tokens) -> None:
         cost = 2 * (tokens or 0)
-        assert await self.redis.settle(TENANT, request_id, tokens, cost) == self.twin.settle(TENANT, request_id, tokens, self.now_ms, cost)
+        assert await self.redis.settle(TENANT, request_id, tokens, cost) == self.in_memory.settle(
+            TENANT, request_id, tokens, self.now_ms, cost
+        )
 
     async def reserve_each(self, request_ids, *demand) -> None:
         """Several requests with the same budgets."""
@@ -117,12 +119,14 @@ class Both:
             settlement = Settlement(TENANT, request_id, size, 2 * (size or 0))
             alike.setdefault((self._charges(request_id), size is None), []).append(settlement)
         expected = sum(
-            self.twin.settle(TENANT, each.request_id, each.tokens, self.now_ms, each.cost) for group in alike.values() for each in group
+            self.in_memory.settle(TENANT, each.request_id, each.tokens, self.now_ms, each.cost)
+            for group in alike.values()
+            for each in group
         )
         assert await self.redis.settle_all([Settlement(TENANT, name, size, 2 * (size or 0)) for name, size in drawn]) == expected
 
     def _charges(self, request_id) -> object:
-        record = self.twin.records.get((TENANT, request_id))
+        record = self.in_memory.records.get((TENANT, request_id))
         if record is None:
             return None
         budgets = [(each.scope, each.limits.rpm is None, each.limits.tpm, each.limits.max_streams) for each in record.budgets]
@@ -130,11 +134,11 @@ class Both:
 
     async def release(self, request_id) -> None:
         await self.redis.release(TENANT, request_id)
-        self.twin.release(TENANT, request_id, self.now_ms)
+        self.in_memory.release(TENANT, request_id, self.now_ms)
 
     async def renew(self, request_id, lease_ms) -> None:
         await self.redis.renew(TENANT, request_id, lease_ms)
-        self.twin.renew(TENANT, request_id, lease_ms, self.now_ms)
+        self.in_memory.renew(TENANT, request_id, lease_ms, self.now_ms)
 
     async def state_of_redis(self) -> dict:
         keys = await self.link.call("KEYS", "*")
@@ -148,11 +152,11 @@ class Both:
             state[kind, name] = DECODERS[kind](found)
         return self._live(state)
 
-    def state_of_twin(self) -> dict:
-        state = {("count", scope): counters for (_, scope), counters in self.twin.counters.items()}
-        state |= {("lease", scope): held for (_, scope), held in self.twin.leases.items()}
-        state |= {("spend", scope): counters for (_, scope), counters in self.twin.spending.items()}
-        for (_, request_id), record in self.twin.records.items():
+    def state_in_memory(self) -> dict:
+        state = {("count", scope): counters for (_, scope), counters in self.in_memory.counters.items()}
+        state |= {("lease", scope): held for (_, scope), held in self.in_memory.leases.items()}
+        state |= {("spend", scope): counters for (_, scope), counters in self.in_memory.spending.items()}
+        for (_, request_id), record in self.in_memory.records.items():
             charges = tuple(n or 0 for budget in record.budgets for n in (budget.limits.tpm, budget.limits.max_streams))
             charges += (0, 0) * len(record.spending)
             state["request", request_id] = (
@@ -226,7 +230,7 @@ PROFILE = settings(max_examples=120)
 def test_redis_and_its_twin_answer_alike_and_hold_the_same(play, history):
     async def story(both):
         await both.play(history)
-        assert await both.state_of_redis() == both.state_of_twin()
+        assert await both.state_of_redis() == both.state_in_memory()
 
     play(story)
 
@@ -258,12 +262,12 @@ def test_after_any_history_the_told_wait_is_true_and_not_a_millisecond_too_long(
     st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 400)), min_size=20, max_size=120), st.integers(1, 9), st.integers(400, 900)
 )
 def test_no_minute_ever_holds_more_requests_or_two_buckets_more_tokens_than_allowed(history, rpm, tpm):
-    twin, now_ms, passed = InMemoryLedger(), NOON_MS, []
+    in_memory, now_ms, passed = InMemoryLedger(), NOON_MS, []
     for number, (wait_ms, size) in enumerate(history):
         now_ms += wait_ms
-        if isinstance(twin.reserve(claim(str(number), [(RateLimits(rpm=rpm, tpm=tpm), True)], size, 1000), now_ms), Granted):
+        if isinstance(in_memory.reserve(claim(str(number), [(RateLimits(rpm=rpm, tpm=tpm), True)], size, 1000), now_ms), Granted):
             if size % 3 == 0:  # reached no node
-                twin.settle(TENANT, str(number), None, now_ms + size)
+                in_memory.settle(TENANT, str(number), None, now_ms + size)
             else:
                 passed.append((now_ms, size))
     for start, _ in passed:

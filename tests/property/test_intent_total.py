@@ -49,10 +49,10 @@ def test_any_body_is_read_or_refused(body, path):
 
 
 @settings(max_examples=300)
-@given(said=st.one_of(st.text("0123456789eE+-._ \u0663infx", max_size=40), st.text()), escaped=st.booleans(), path=posted)
-@example(said="1-1", escaped=False, path=Operation.CHAT.value)
-def test_any_limit_in_quotes_is_read_or_refused(said, escaped, path):
-    quoted = "".join(f"\\u{ord(each):04x}" for each in said if ord(each) < 0xD800) if escaped else json.dumps(said)[1:-1]
+@given(literal=st.one_of(st.text("0123456789eE+-._ \u0663infx", max_size=40), st.text()), escaped=st.booleans(), path=posted)
+@example(literal="1-1", escaped=False, path=Operation.CHAT.value)
+def test_any_limit_in_quotes_is_read_or_refused(literal, escaped, path):
+    quoted = "".join(f"\\u{ord(each):04x}" for each in literal if ord(each) < 0xD800) if escaped else json.dumps(literal)[1:-1]
     for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
         assert checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"max_tokens":5,"{key}":"{quoted}"}}'.encode())
         assert checked(RequestHead("POST", path, {}), f'{{"model":"m","messages":[],"{key}":"{quoted}"}}'.encode())

@@ -229,11 +229,11 @@ def by_explain(settings: Settings, tenant_id: str, asked: list[Any], opened: set
     found = []
     for headers, body in asked:
         with recorded_explanations() as claims:
-            told = explain(settings, tenant_id, json.dumps({"headers": headers, "body": body}).encode(), rows)
+            explanation = explain(settings, tenant_id, json.dumps({"headers": headers, "body": body}).encode(), rows)
         claim = claims[-1] if claims else None
-        pool = "" if not told.sent else told.fallback if told.degraded else told.pool
-        rule = told.rule or "" if told.sent else ""
-        found.append(Fate(rule, pool or "", *((None, ()) if claim is None else (claim.tokens, claim.budgets)), told.refusal or ""))
+        pool = "" if not explanation.sent else explanation.fallback if explanation.degraded else explanation.pool
+        rule = explanation.rule or "" if explanation.sent else ""
+        found.append(Fate(rule, pool or "", *((None, ()) if claim is None else (claim.tokens, claim.budgets)), explanation.refusal or ""))
     return found
 
 

@@ -34,7 +34,7 @@ TENANTS = [
     for name, models in {"all": ("*",), "small": ("small",), "aliased": ("fast",), "none": ("nothing",)}.items()
 ]
 ALLOWED = {"all": {"small", "big"}, "small": {"small"}, "aliased": {"small"}, "none": set(), "stranger": {"small", "big"}}
-STRANGER = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=RateLimits(), per_model={})
+UNLISTED_TENANT = Tenant(id="stranger", models=("*",), priority=Priority.BATCH, limits=RateLimits(), per_model={})
 POOLS = [_pool("s", "small", "1.2"), _pool("b", "big", "2025.3"), _pool("s2", "small", "1.3")]
 MEMBERS = PoolMembership.from_pools(POOLS)
 TABLE = compile_routes(
@@ -64,7 +64,10 @@ intents = st.builds(
 
 
 @given(
-    intents, st.sampled_from([*TENANTS, STRANGER]), st.dictionaries(st.sampled_from(["x-task-tier", "x-a"]), st.text()), st.integers(0, 23)
+    intents,
+    st.sampled_from([*TENANTS, UNLISTED_TENANT]),
+    st.dictionaries(st.sampled_from(["x-task-tier", "x-a"]), st.text()),
+    st.integers(0, 23),
 )
 def test_every_intent_is_routed_to_an_allowed_model_or_refused_and_what_is_said_of_it_is_so(intent, tenant, headers, hour_utc):
     asked = (intent, tenant, RequestHead(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.get_versions)

@@ -6,9 +6,9 @@ import sys
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from steps import play, refused
 
-told = json.loads(sys.argv[1])
-common = {"base_url": told["url"], "api_key": told["key"]}
-model = ChatOpenAI(model=told["chat"], max_tokens=8, temperature=0.5, **common)
+parameters = json.loads(sys.argv[1])
+common = {"base_url": parameters["url"], "api_key": parameters["key"]}
+model = ChatOpenAI(model=parameters["chat"], max_tokens=8, temperature=0.5, **common)
 
 
 def retries():
@@ -26,7 +26,9 @@ def stream():
 
 
 def tools():
-    asked = ChatOpenAI(model=told["chat"], max_tokens=60, **common).bind_tools(told["tools"], tool_choice=told["tool_choice"])
+    asked = ChatOpenAI(model=parameters["chat"], max_tokens=60, **common).bind_tools(
+        parameters["tools"], tool_choice=parameters["tool_choice"]
+    )
     call = asked.invoke("rain?").tool_calls[0]
     assert call["name"] == "weather"
     assert "city" in call["args"]
@@ -34,7 +36,7 @@ def tools():
 
 def embeddings():
     # Without this it sends token ids of a tokenizer that it would first have to fetch.
-    made = OpenAIEmbeddings(model=told["vectors"], check_embedding_ctx_length=False, **common)
+    made = OpenAIEmbeddings(model=parameters["vectors"], check_embedding_ctx_length=False, **common)
     assert len(made.embed_documents(["a", "b"])[1]) > 4
 
 
@@ -43,4 +45,4 @@ def errors():
 
 
 steps = {"retries": retries, "chat": chat, "stream": stream, "tools": tools, "errors": errors, "embeddings": embeddings}
-play(steps, told)
+play(steps, parameters)

@@ -9,12 +9,12 @@ from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from steps import play, refused
 
-told = json.loads(sys.argv[1])
-common = {"api_base": told["url"], "api_key": told["key"]}
+parameters = json.loads(sys.argv[1])
+common = {"api_base": parameters["url"], "api_key": parameters["key"]}
 hello = [ChatMessage(role="user", content="Hello, how are you?")]
 
 
-def llm(name=told["chat"], tokens=8, **more):
+def llm(name=parameters["chat"], tokens=8, **more):
     return OpenAILike(model=name, max_tokens=tokens, is_chat_model=True, is_function_calling_model=True, **common, **more)
 
 
@@ -39,14 +39,14 @@ def weather(city: str) -> str:
 
 def tools():
     model = llm(tokens=60)
-    answer = model.chat_with_tools([FunctionTool.from_defaults(weather)], user_msg="rain?", tool_choice=told["tool_choice"])
+    answer = model.chat_with_tools([FunctionTool.from_defaults(weather)], user_msg="rain?", tool_choice=parameters["tool_choice"])
     call = model.get_tool_calls_from_response(answer)[0]
     assert call.tool_name == "weather"
     assert "city" in call.tool_kwargs
 
 
 def embeddings():
-    made = OpenAILikeEmbedding(model_name=told["vectors"], **common)
+    made = OpenAILikeEmbedding(model_name=parameters["vectors"], **common)
     assert len(made.get_text_embedding_batch(["a", "b"])[1]) > 4
 
 
@@ -55,4 +55,4 @@ def errors():
 
 
 steps = {"retries": retries, "chat": chat, "stream": stream, "tools": tools, "errors": errors, "embeddings": embeddings}
-play(steps, told)
+play(steps, parameters)

@@ -7,10 +7,10 @@ from typing import Any
 import openai
 
 
-def play(steps: Mapping[str, Callable[[], None]], told: Mapping[str, Any]) -> None:
+def play(steps: Mapping[str, Callable[[], None]], parameters: Mapping[str, Any]) -> None:
     """Play them in order, whatever fails, but for those that this engine can't be asked."""
     for name, step in steps.items():
-        if name in told["skip"]:
+        if name in parameters["skip"]:
             continue
         why = ""
         try:
@@ -22,10 +22,10 @@ def play(steps: Mapping[str, Callable[[], None]], told: Mapping[str, Any]) -> No
 
 def refused(ask: Callable[[], object]) -> None:
     """Asking for a model that is not there ends with the client's own error for that."""
-    caught = None
+    raised = None
     try:
         ask()
     except openai.NotFoundError as error:
-        caught = error
-    assert caught is not None, "no error"
-    assert caught.code == "model_not_found", caught
+        raised = error
+    assert raised is not None, "no error"
+    assert raised.code == "model_not_found", raised
