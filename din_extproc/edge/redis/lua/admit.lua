@@ -136,10 +136,11 @@ for i = 1, budgets do
   states[i] = {rpm, tpm, streams, used, at, head, total, ring}
 end
 
-local cost, periods = 0, nil
+local cost, writes, wholes = 0, nil, nil
+local limit_spending, left_spending, reset_spending = -1, math.huge, -1
 if spends > 0 then
   local hour, windows = floor(now / HOUR), ARGV[own + 5]
-  cost, periods = tonumber(ARGV[own + 4]), {}
+  cost, writes = tonumber(ARGV[own + 4]), {0, 0} -- room for two at once
   for i = 1, spends do
     local start, finish, last, most_tokens, most_cost = read('>ddddd', windows, 40 * i - 39)
     local value = found[budgets + 1 + i]
@@ -159,22 +160,28 @@ if spends > 0 then
       if hour == slot + 1 then older, older_cost = held, held_cost end
       slot, held, held_cost = hour, 0, 0
     end
-    local wait, left, most, noted = max(1, finish - now), nil, most_tokens + more_tokens, refused
+    local wait, noted = finish > now and finish - now or 1, refused
     if most_tokens > 0 then
-      left = most - tokens_spent - held - older
+      local most = most_tokens + more_tokens
+      local left = most - tokens_spent - held - older
       if tokens > left then
         refuse(budgets + i, 5, most, wait)
-        noted = 1
+        noted, left = 1, max(0, left)
+      end
+      if left < left_spending and (enforced == '' or sub(enforced, budgets + i, budgets + i) == '1') then
+        limit_spending, left_spending, reset_spending = most, left, wait
       end
     end
     if most_cost > 0 and cost_spent + held_cost + older_cost + cost > most_cost + more_cost then
       refuse(budgets + i, 6, most_cost + more_cost, wait)
       noted = 1
     end
+    writes[i] = pack('>dd', held + tokens, held_cost + cost)
     if whole or noted ~= refused then
-      whole = pack('>dddddddddd', from, before, before_tokens, before_cost, more_tokens, more_cost, noted, slot, tokens_spent, cost_spent)
+      local head = pack('>dddddddddd', from, before, before_tokens, before_cost, more_tokens, more_cost, noted, slot, tokens_spent, cost_spent)
+      wholes = wholes or {}
+      wholes[i] = {head, pack('>dd', held, held_cost), pack('>dd', older, older_cost), noted ~= refused, max(0, last - now) + DAY}
     end
-    periods[i] = {whole, held, held_cost, older, older_cost, noted ~= refused, left, most, wait, max(0, last - now) + DAY}
   end
 end
 
@@ -204,21 +211,15 @@ for i = 1, budgets do
 end
 
 for i = 1, spends do
-  local whole, held, held_cost, older, older_cost, noted, left, most, wait, keep = unpack(periods[i], 1, 10)
-  local index = budgets + i
-  if charged == 1 then
-    held, held_cost = held + tokens, held_cost + cost
-    if left then left = left - tokens end
-    if not whole then call('SETRANGE', KEYS[index + 1], 80, pack('>dd', held, held_cost)) end
-  end
-  if whole and (charged == 1 or noted) then
-    call('SET', KEYS[index + 1], whole .. pack('>dddd', held, held_cost, older, older_cost), 'PX', keep)
-  end
-  if left and (enforced == '' or sub(enforced, index, index) == '1') then
-    left = max(0, left)
-    if left < left_tokens then limit_tokens, left_tokens, reset_tokens = most, left, wait end
+  local key, whole = KEYS[budgets + i + 1], wholes and wholes[i]
+  if whole then
+    if charged == 1 or whole[4] then call('SET', key, whole[1] .. (charged == 1 and writes[i] or whole[2]) .. whole[3], 'PX', whole[5]) end
+  elseif charged == 1 then
+    call('SETRANGE', key, 80, writes[i])
   end
 end
+local left = left_spending - charged * tokens
+if left < left_tokens then limit_tokens, left_tokens, reset_tokens = limit_spending, left, reset_spending end
 
 local reply = refusal or overlooked or {1, 0, roomy, 0, 0}
 if reply[3] == 4 then reply[5] = 0 end
@@ -243,7 +244,7 @@ for i = 1, budgets do
   end
 end
 local kept = max(KEEP, lease, spends > 0 and KEEP_SPENDING or 0)
-local header = pack('>ddBddddddd', now + kept, tokens, 0, reply[6], reply[7], reply[8], reply[9], reply[10], reply[11], now)
-if spends > 0 then header = header .. pack('>d', cost) end
+local format = spends > 0 and '>ddBdddddddd' or '>ddBddddddd' -- without a period's counter the cost is left out
+local header = pack(format, now + kept, tokens, 0, reply[6], reply[7], reply[8], reply[9], reply[10], reply[11], now, cost)
 call('SET', KEYS[1], header .. ARGV[own - 1], 'PX', kept)
 return reply

@@ -73,9 +73,8 @@ for i = 1, spends do
 end
 
 -- Add actual tokens and cost to the spent ones, and subtract the reserved ones from the held ones.
-local function spend(period, admitted, tokens, paid, reserved, cost)
+local function spend(period, admitted, hour, tokens, paid, reserved, cost)
   if admitted >= period.start then
-    local hour = math.floor(admitted / HOUR)
     if hour == period.slot then
       period.held, period.held_cost = period.held - reserved, period.held_cost - cost
     elseif hour == period.slot - 1 then
@@ -106,8 +105,9 @@ for r = 1, records do
     end
     if spends > 0 then
       local admitted, cost = read('>dd', record, 66)
+      local hour, paid = math.floor(admitted / HOUR), tonumber(ARGV[at + 2])
       for i = 1, spends do
-        if periods[i] then spend(periods[i], admitted, tokens, tonumber(ARGV[at + 2]), reserved, cost) end
+        if periods[i] then spend(periods[i], admitted, hour, tokens, paid, reserved, cost) end
       end
     end
     if state == 0 then slots[#slots + 1] = ARGV[at] end
