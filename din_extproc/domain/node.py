@@ -111,6 +111,8 @@ class Node(Struct, frozen=True, gc=False):
     max_concurrency: int
     remote: RemoteApi | None = None
     """None: Envoy connects to `endpoint`; otherwise requests leave by it for this API."""
+    adapters: tuple[str, ...] | None = None
+    """The adapters that it is said to serve; None: any of the pool's, until its engine lists its own."""
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -209,12 +211,35 @@ class DnsName(Struct, frozen=True, gc=False):
         return f"DNS name {self.name}"
 
 
+class KubernetesObjects(Struct, frozen=True, gc=False):
+    """The endpoints of a Service, or pods with certain labels, that are nodes."""
+
+    namespace: str
+    port: int | str
+    """A number, or the name of a port of the Service or of a container."""
+    service: str = ""
+    """"": pods."""
+    selector: str = ""
+    """Label selector of the pods."""
+    kubeconfig: str = ""
+    """"": the service account of this pod."""
+    context: str = ""
+    """Context of the kubeconfig; "": its current one."""
+
+    @property
+    def title(self) -> str:
+        """The name of the source for operators."""
+        return f"Service {self.namespace}/{self.service}" if self.service else f"pods {self.namespace}/{self.selector}"
+
+
 class Discovery(Struct, frozen=True):
     """The discovery source of a pool's further nodes."""
 
-    source: DnsName
+    source: DnsName | KubernetesObjects
     template: Node
     """A node as each one found is, but for its id, its endpoint, its weight and what the source states."""
+    versions: Mapping[str, Node] = {}
+    """The same for nodes of other versions of the model, as far as the catalogue has them."""
 
 
 class Pool(Struct, frozen=True):

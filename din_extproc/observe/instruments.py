@@ -236,7 +236,7 @@ DISCOVERY_FAILING = Instrument(
     "din.discovery.failing",
     InstrumentKind.GAUGE,
     "{state}",
-    "1: the last look for the pool's nodes failed; its last good answer is in use.",
+    "1: the source of the pool's nodes fails, and its last good answer is in use, or it has no node that is ready.",
     (POOL,),
 )
 DISCOVERY_REFUSED = Instrument(

@@ -63,7 +63,7 @@ class AdapterAffinity:
         """Return the share of the node's slots in use, with an explanation that says what the node has of the adapter."""
         load = self._load.node_load(node.id)
         used = load.requests_in_use / node.max_concurrency
-        if not self._load.adapters.serves(node.id, self._adapter):
+        if not self._serves(node):
             return used, f"it does not serve the adapter {self._adapter}"
         place, _ = self._load.adapters.get_place(node.id, self._adapter, self._slots, request.now)
         words = {LOADED: "has the adapter loaded", ROOM: "has room for the adapter"}
@@ -76,9 +76,12 @@ class AdapterAffinity:
             table.expire(now)
         if self._revision != table.revision:
             self._revision = table.revision
-            self._able = tuple(node for node in self._nodes if table.serves(node.id, self._adapter))
+            self._able = tuple(node for node in self._nodes if self._serves(node))
             self._places = {node.id: index for index, node in enumerate(self._able)}
         return self._able
+
+    def _serves(self, node: Node) -> bool:
+        return (node.adapters is None or self._adapter in node.adapters) and self._load.adapters.serves(node.id, self._adapter)
 
     def _rank(self, indexes: list[int], request: PlacementRequest) -> list[_Rank]:
         loads = [self._load.node_load(self._able[index].id) for index in indexes]

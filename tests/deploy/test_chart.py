@@ -65,11 +65,34 @@ EVERYTHING: dict[str, Any] = {
     ],
     "serviceAccount": {"annotations": {"a": "b"}},
 }
+FOUND: dict[str, Any] = {
+    "config": {
+        "pools": {
+            "chat": {
+                "model": "sim-chat",
+                "engine": "vllm",
+                "discover": {"kubernetes": {"namespace": "gpu", "service": "vllm", "port": "http"}},
+            },
+            "more": {
+                "model": "sim-chat",
+                "engine": "vllm",
+                "discover": {"kubernetes": {"namespace": "gpu", "selector": "a=b", "port": 8000}},
+            },
+            "here": {
+                "model": "sim-chat",
+                "engine": "vllm",
+                "discover": {"kubernetes": {"namespace": "inference", "service": "v", "port": 1}},
+            },
+        }
+    }
+}
 VARIANTS = {
     "sidecar": {},
     "separate": {"mode": "separate"},
     "everything, sidecar": EVERYTHING,
     "everything, separate": {**EVERYTHING, "mode": "separate"},
+    "found nodes, sidecar": FOUND,
+    "found nodes, separate": {**FOUND, "mode": "separate"},
 }
 
 
@@ -139,6 +162,24 @@ def test_no_pod_has_rights_that_it_does_not_need(manifests):
             security = container["securityContext"]
             assert security == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
             assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("mode", ["sidecar", "separate"])
+def test_the_sidecar_alone_may_read_what_it_finds_nodes_by(mode):
+    found = rendered({**FOUND, "mode": mode})
+    rules = {role["metadata"]["namespace"]: role["rules"] for role in found if role["kind"] == "Role"}
+    slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    assert rules == {"gpu": [slices, {**slices, "apiGroups": [""], "resources": ["pods"]}], "inference": [slices]}
+    for binding in (each for each in found if each["kind"] == "RoleBinding"):
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "din", "namespace": "inference"}]
+    readers = [
+        container["name"]
+        for template in pods(found).values()
+        for container in [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]
+        if any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
+    ]
+    assert readers == ["sidecar"]
+    assert not [each for each in rendered({"mode": mode}) if "Role" in each["kind"]]
 
 
 def test_selectors_find_their_pods_and_ports_have_names_that_exist(manifests):

@@ -19,7 +19,7 @@ _TIMEOUT_S = 2.0
 _ADDRESS_TYPES = ("A", "AAAA")
 
 
-_REMEDY = "check the name and the DNS server"
+_REMEDY = "the last good answer stays in use; check the name and the DNS server"
 
 
 class DnsAnswer(SourceAnswer, frozen=True):

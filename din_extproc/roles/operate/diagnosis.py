@@ -204,8 +204,7 @@ def of_sidecar(status: Mapping[str, Any], settings: Settings) -> Iterator[Diagno
     for pool, source in status.get("discovery", {}).items():
         refused = [f"{address} is refused: {reason}" for address, reason in source["refused"].items()]
         if source["problem"]:
-            change = f"{source['remedy']}; until then the last good answer stays in use"
-            yield Diagnosis(f"discovery of {pool}", "fail" if not source["nodes"] else "warn", source["problem"], change)
+            yield Diagnosis(f"discovery of {pool}", "fail" if not source["nodes"] else "warn", source["problem"], source["remedy"])
         elif refused:
             yield Diagnosis(f"discovery of {pool}", "warn", "; ".join(refused), f"correct what {source['source']} says, or the pool")
         else:

@@ -139,7 +139,7 @@ class AccountingService:
                 on_readings=self._send_readings,
             )
             self._registry.registrar.watchers.add(self.observers.on_node_events)
-        self._discovery = NodeDiscovery(self._on_found, self._get_registered)
+        self._discovery = NodeDiscovery(self._on_found, self._get_registered, os.environ)
         self._trust = NodeTrust(None if self._registry is None else self._registry.registrar, self._quarantine)
         self.observers.checks.recorder = self._trust
         self._logs = AccessLogPort(self.plane.on_access_log, self.plane.on_log_entries)

@@ -8,14 +8,16 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from ipaddress import IPv6Address, ip_address
+from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from din_extproc.domain.membership import MembershipDelta, NodeState, Registration
-from din_extproc.domain.node import Discovery, Endpoint, Node, Pool
+from din_extproc.domain.node import Discovery, DnsName, Endpoint, Node, Pool
 from din_extproc.edge.discovery.dns import DnsSource
+from din_extproc.edge.discovery.kubernetes import KubernetesSource
 from din_extproc.edge.discovery.source import FoundEndpoint, SourceAnswer
 from din_extproc.edge.registry.auth import is_own
 from din_extproc.edge.registry.forms import NodeForm
@@ -63,13 +65,18 @@ class NodeDiscovery:
     Args:
         on_membership: Called with the nodes that were found or are gone.
         registered: Returns the registered nodes that are routed to, by pool.
+        env: The environment variables, which name the API server of a pod's own cluster.
     """
 
     def __init__(
-        self, on_membership: Callable[[MembershipDelta], None], registered: Callable[[], Mapping[str, tuple[Node, ...]]] = lambda: _NO_NODES
+        self,
+        on_membership: Callable[[MembershipDelta], None],
+        registered: Callable[[], Mapping[str, tuple[Node, ...]]] = lambda: _NO_NODES,
+        env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._on_membership = on_membership
         self._registered = registered
+        self._env = env
         self._own: frozenset[Endpoint] = frozenset()
         """Addresses on which the gateway itself listens."""
         self._pools: dict[str, Pool] = {}
@@ -133,7 +140,8 @@ class NodeDiscovery:
 
     async def _follow(self, pool: str, discovery: Discovery) -> None:
         """Follow a pool's source until cancelled."""
-        source: NodeSource = DnsSource(discovery.source)
+        wanted = discovery.source
+        source: NodeSource = DnsSource(wanted) if isinstance(wanted, DnsName) else KubernetesSource(wanted, self._env)
         while True:
             try:
                 async with aclosing(source.follow()) as answers:
@@ -151,7 +159,7 @@ class NodeDiscovery:
         self._answers[pool] = answer
         if before is None or before.endpoints != answer.endpoints:
             self._read_answer(pool, discovery)
-        self._log_problem(pool, "" if before is None else before.problem, answer.problem)
+        self._log_problem(pool, "" if before is None else before.problem, answer)
         self._pass_on()
 
     def _read_answer(self, pool: str, discovery: Discovery) -> None:
@@ -172,11 +180,11 @@ class NodeDiscovery:
                 _log.warning("pool %s: %s at %s is refused as a node: %s", pool, address, discovery.source.title, reason)
         self._found[pool], self._refused[pool] = tuple(nodes), refused
 
-    def _log_problem(self, pool: str, before: str, problem: str) -> None:
+    def _log_problem(self, pool: str, before: str, answer: SourceAnswer) -> None:
         """Log a problem once, and its end."""
-        if problem and problem != before:
-            _log.warning("nodes of pool %s: %s; the last good answer stays in use (%d nodes)", pool, problem, len(self._found[pool]))
-        elif before and not problem:
+        if answer.problem and answer.problem != before:
+            _log.warning("nodes of pool %s: %s; %s (%d nodes)", pool, answer.problem, answer.remedy, len(self._found[pool]))
+        elif before and not answer.problem:
             _log.info("nodes of pool %s are found again", pool)
 
     def _pass_on(self) -> None:
@@ -246,7 +254,7 @@ def make_found_node(pool: Pool, discovery: Discovery, endpoint: Endpoint, found:
     Raises:
         ValueError: what the source states is malformed, or the pool takes no such node.
     """
-    template = discovery.template
+    template = discovery.versions.get(found.stated.get("version", ""), discovery.template)
     slots = max(1, round(template.max_concurrency * found.weight / most)) if most else template.max_concurrency
     node_id = f"{pool.name}-{endpoint.host.replace(':', '-')}-{endpoint.port}"
     node = replace(template, **{"id": node_id, "endpoint": endpoint, "max_concurrency": slots, **found.stated})

@@ -1,6 +1,7 @@
 """Requests for an adapter (LoRA) go where it is loaded, and never where it is not served."""
 
 import pytest
+from msgspec.structs import replace
 
 from din_extproc.domain.membership import Heartbeat, HeartbeatReading, NodeState
 from din_extproc.domain.node import Endpoint, Node
@@ -94,6 +95,13 @@ def test_nodes_that_do_not_list_the_adapter_are_never_chosen():
     refusal = fleet.pick("sql")
     assert refusal.code is RefusalCode.NO_HEALTHY_NODE
     assert "'sql'" in refusal.message
+
+
+def test_a_node_that_is_said_to_serve_other_adapters_is_never_chosen():
+    fleet = Fleet()
+    fleet.nodes = (replace(fleet.nodes[0], adapters=("sql",)), replace(fleet.nodes[1], adapters=()), fleet.nodes[2])
+    assert sorted(fleet.pick("sql")) == ["gpu-0", "gpu-2"]
+    assert fleet.pick("contracts") == ["gpu-2"]
 
 
 def test_a_node_that_answers_404_is_asked_again_when_it_lists_the_adapter_or_after_ten_seconds():

@@ -1,8 +1,10 @@
 """`discover`: what it takes, and what it is refused for."""
 
+import json
+
 import pytest
 
-from din_extproc.domain.node import Discovery, DnsName, Endpoint
+from din_extproc.domain.node import Discovery, DnsName, Endpoint, KubernetesObjects
 from din_extproc.settings.load import load
 from din_extproc.settings.problems import ConfigRejected
 from tests.support.stack import tenant
@@ -32,6 +34,39 @@ def test_a_name_of_service_records_has_no_port(tmp_path):
     assert pool.discover.source == DnsName("_http._tcp.vllm.local", 0, 1.0)
 
 
+def test_a_kubernetes_service_and_the_versions_of_the_catalogue_are_read(tmp_path):
+    models = [{"model_name": "m", "model_version": each, "dtype": "bf16", "max_seq_len": 1000 * int(each)} for each in "12"]
+    (tmp_path / "models.json").write_text(json.dumps({"models": models}))
+    wanted = "kubernetes: { namespace: ai, service: vllm, port: http, kubeconfig: kube.yaml, context: c }, version: '1'"
+    [pool] = loaded(tmp_path, wanted, gateway=f"{XDS}\ncatalog: {{ source: models.json }}").pools
+    found = pool.discover
+    assert found.source == KubernetesObjects("ai", "http", service="vllm", kubeconfig=str(tmp_path / "kube.yaml"), context="c")
+    assert {version: node.max_seq_len for version, node in found.versions.items()} == {"2": 2000}
+    assert found.template.max_seq_len == 1000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ("namespace: ai, service: v, selector: 'a=b', port: 1", "give either `service` or `selector`"),
+        ("namespace: ai, port: 1", "give either `service` or `selector`"),
+        ("namespace: ai, service: v, port: 1, context: c", "`context` is one of a `kubeconfig`"),
+        ("namespace: ai, service: v, port: 0", "0 is neither a number"),
+        ("namespace: ai, service: v, port: '8000'", "'8000' is neither a number"),
+        ("namespace: ai, service: v, port: true", "True is neither a number"),
+        ("namespace: ai, service: v", "port: is missing"),
+        ("namespace: ../ai, service: v, port: 1", "of the form"),
+        ("namespace: ai, selector: 'a=b&x', port: 1", "of the form"),
+    ],
+)
+def test_objects_that_can_not_be_watched_are_refused_with_the_reason(tmp_path, wanted, says):
+    refused = loaded(tmp_path, f"kubernetes: {{ {wanted} }}, {FACTS}")
+    assert isinstance(refused, ConfigRejected)
+    assert any(problem.path.startswith("pools.p.discover.kubernetes") and says in str(problem) for problem in refused.problems), str(
+        refused
+    )
+
+
 @pytest.mark.parametrize(
     ("dns", "says"),
     [
@@ -55,7 +90,13 @@ def test_a_name_that_can_not_be_asked_for_is_refused_with_the_reason(tmp_path, d
     ("changes", "path", "says"),
     [
         ({"gateway": ""}, "pools.p.discover", "by xDS only"),
-        ({"engine": "openai"}, "pools.p.discover", "are not found by DNS"),
+        ({"discover": FACTS}, "pools.p.discover", "give either `dns` or `kubernetes`"),
+        (
+            {"discover": f"kubernetes: {{ namespace: a, service: v, port: 1 }}, every_s: 1, {FACTS}"},
+            "pools.p.discover",
+            "`every_s` and `server` are for `dns`",
+        ),
+        ({"engine": "openai"}, "pools.p.discover", "are remote APIs"),
         ({"discover": "dns: 'vllm.local:80', dtype: bf16"}, "pools.p.discover", "no version, max_seq_len"),
     ],
 )

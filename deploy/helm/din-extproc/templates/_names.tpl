@@ -39,6 +39,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- if .Values.registry.enabled -}}
 {{- $_ := set $gateway "registry" (dict "address" "0.0.0.0:50060" "http_address" "0.0.0.0:50061" "node_tokens_file" "/etc/din-tokens/node-tokens.yaml") -}}
+{{- end -}}
+{{- if include "din.usesXds" . -}}
 {{- $_ := set $gateway "xds" (dict "address" (ternary "127.0.0.1:50053" "0.0.0.0:50053" (eq .Values.mode "sidecar"))) -}}
 {{- end -}}
 {{- $own := dict "version" 1 "gateway" $gateway "store" (dict "url" "${DIN_REDIS_URL}") -}}
@@ -46,6 +48,26 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $own "catalog" (dict "source" "models.json") -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite (dict "envoy" (dict "listener" "0.0.0.0:10000")) (deepCopy .Values.config) $own) -}}
+{{- end -}}
+
+{{/* Not empty if nodes come and go while Envoy runs. */}}
+{{- define "din.usesXds" -}}
+{{- if .Values.registry.enabled -}}true{{- end -}}
+{{- range .Values.config.pools -}}{{- if .discover -}}true{{- end -}}{{- end -}}
+{{- end -}}
+
+{{/* What the sidecar watches with its service account: resources by namespace. */}}
+{{- define "din.watched" -}}
+{{- $watched := dict -}}
+{{- range .Values.config.pools -}}
+{{- with (.discover | default dict).kubernetes -}}
+{{- if not .kubeconfig -}}
+{{- $resource := ternary "endpointslices" "pods" (hasKey . "service") -}}
+{{- $_ := set $watched .namespace (append (get $watched .namespace | default list) $resource | uniq) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $watched -}}
 {{- end -}}
 
 {{- define "din.podSecurity" -}}
@@ -117,6 +139,9 @@ topologySpreadConstraints: {{ toYaml . | nindent 2 }}
   volumeMounts:
     {{- include "din.configMounts" . | nindent 4 }}
     - { name: run, mountPath: /run/din }
+    {{- if include "din.watched" . | fromYaml }}
+    - { name: kubernetes, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true }
+    {{- end }}
 {{- end -}}
 
 {{- define "din.env" -}}
@@ -136,6 +161,14 @@ topologySpreadConstraints: {{ toYaml . | nindent 2 }}
 {{- define "din.configVolumes" -}}
 - { name: config, configMap: { name: {{ include "din.name" . }} } }
 - { name: run, emptyDir: { medium: Memory, sizeLimit: 1Mi } }
+{{- if include "din.watched" . | fromYaml }}
+# The token of the service account, for the sidecar's container alone.
+- name: kubernetes
+  projected:
+    sources:
+      - serviceAccountToken: { path: token, expirationSeconds: 3607 }
+      - configMap: { name: kube-root-ca.crt, items: [{ key: ca.crt, path: ca.crt }] }
+{{- end }}
 {{- if .Values.registry.enabled }}
 - { name: tokens, secret: { secretName: {{ required "registry.tokensSecret" .Values.registry.tokensSecret }} } }
 {{- end }}

@@ -64,6 +64,21 @@ def test_an_account_without_credit_is_a_failure_that_names_the_node(settings):
     assert (found.verdict, "gpu-07" in found.finding, "credit" in found.change) == ("fail", True, True)
 
 
+@pytest.mark.parametrize(
+    ("state", "verdict", "finding", "change"),
+    [
+        ({}, "ok", "2 nodes at Service ai/vllm", ""),
+        ({"problem": "not allowed (403)", "remedy": "bind a Role"}, "warn", "not allowed (403)", "bind a Role"),
+        ({"problem": "there is no pod", "remedy": "check `service`", "nodes": 0}, "fail", "there is no pod", "check `service`"),
+        ({"refused": {"169.254.169.254:80": "link-local"}}, "warn", "169.254.169.254:80 is refused: link-local", "Service ai/vllm"),
+    ],
+)
+def test_a_source_of_nodes_that_fails_or_has_endpoints_that_are_refused_is_a_finding(settings, state, verdict, finding, change):
+    source = {"source": "Service ai/vllm", "nodes": 2, "problem": "", "remedy": "", "refused": {}, **state}
+    [found] = [each for each in of_sidecar({**status(settings), "discovery": {"p": source}}, settings) if each.what == "discovery of p"]
+    assert (found.verdict, found.finding, change in found.change) == (verdict, finding, True)
+
+
 def test_a_gateway_in_good_health_has_nothing_to_change(settings):
     parts = (
         of_redis(REDIS, 0.4, 0.001, settings),

@@ -1,15 +1,17 @@
 """Which of the nodes that a source finds take requests, beside listed and registered ones."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import yaml
 
+from din_extproc.domain.membership import NodeState
 from din_extproc.domain.node import Endpoint
 from din_extproc.edge.discovery.source import FoundEndpoint
 from din_extproc.roles.serve.node_discovery import NodeDiscovery, make_found_node
 from din_extproc.settings.load import load
 from tests.support.dns_server import DnsServer
+from tests.support.kube_server import KubeServer, make_pod
 from tests.support.servers import free_port
 from tests.support.stack import node, tenant
 from tests.support.waiting import until
@@ -24,15 +26,16 @@ class Network:
         self.folder, self.server = folder, server
         self.registered = {}
         self.ids: set[str] = set()
-        self.discovery = NodeDiscovery(self.apply, lambda: self.registered)
+        self.discovery = NodeDiscovery(self.apply, lambda: self.registered, {})
 
     def apply(self, delta) -> None:
         self.ids -= set(delta.left.get("p", ()))
         self.ids |= {each.id for each in delta.joined.get("p", ())}
 
-    def configure(self, *nodes, discovers=True, port=8000, admin=None, **pool):
+    def configure(self, *nodes, discovers=True, port=8000, admin=None, source=None, **pool):
         facts = {"version": "1", "dtype": "bf16", "max_seq_len": 8192}
-        discover = {"discover": {"dns": f"{NAME}:{port}", "server": self.server.address, "every_s": 0.1, **facts}}
+        source = source or {"dns": f"{NAME}:{port}", "server": self.server.address, "every_s": 0.1}
+        discover = {"discover": {**source, **facts}}
         pools = {"p": {"model": "m", "engine": "vllm", "nodes": list(nodes), **pool, **(discover if discovers else {})}}
         gateway = {"xds": {"address": "127.0.0.1:18000"}, **({"admin": admin} if admin else {})}
         config = {"version": 1, "gateway": gateway, "pools": pools, "tenants": [tenant("acme")]}
@@ -77,6 +80,51 @@ async def test_a_pool_that_no_longer_looks_loses_what_was_found(network):
     network.configure(node("gpu-9", "10.0.0.9:8000"), discovers=False)
     assert network.ids == set()
     assert network.discovery.status() == {}
+
+
+@pytest.fixture
+def cluster() -> Iterator[KubeServer]:
+    with KubeServer() as running:
+        yield running
+
+
+def pods_of(cluster: KubeServer, network: Network) -> dict:
+    file = cluster.write_kubeconfig(network.folder / "kubeconfig")
+    return {"kubernetes": {"namespace": "inference", "selector": "app=vllm", "port": "http", "kubeconfig": file.name}}
+
+
+async def test_a_pod_that_terminates_is_shown_as_draining_and_takes_no_requests(network, cluster):
+    cluster.put(make_pod("a", "10.0.0.1", 8000), make_pod("b", "10.0.0.2", 8000, ready=False))
+    network.configure(source=pods_of(cluster, network))
+    await until(lambda: network.ids == {"p-10.0.0.1-8000"})
+    going = make_pod("a", "10.0.0.1", 8000)
+    going["metadata"]["deletionTimestamp"] = "2026-11-30T10:00:00Z"
+    cluster.put(going)
+    await until(lambda: not network.ids)
+    states = {each.node.id: each.state for each in network.discovery.get_found()["p"]}
+    assert states == {"p-10.0.0.1-8000": NodeState.DRAINING, "p-10.0.0.2-8000": NodeState.LOADING}
+    assert network.discovery.status()["p"].nodes == 0
+
+
+async def test_what_a_pod_states_takes_precedence_and_is_held_against_the_pool(network, cluster):
+    cluster.put(make_pod("a", "10.0.0.1", 8000, version="2", max_seq_len="4096", max_concurrency="8", adapters="sql"))
+    cluster.put(make_pod("b", "10.0.0.2", 8000, dtype="fp8"), make_pod("c", "10.0.0.3", 8000, version="a b"))
+    network.configure(source=pods_of(cluster, network), dtype="bf16")
+    await until(lambda: network.ids)
+    [node] = network.discovery.snapshot().joined["p"]
+    assert (node.version, node.dtype, node.max_seq_len, node.max_concurrency, node.adapters) == ("2", "bf16", 4096, 8, ("sql",))
+    assert network.discovery.status()["p"].refused == {
+        "10.0.0.2:8000": "dtype is fp8, the pool's is bf16",
+        "10.0.0.3:8000": "version 'a b' of model 'm' is not a version such as '2025.3.1'",
+    }
+
+
+async def test_a_pod_that_is_listed_as_well_is_one_node(network, cluster):
+    cluster.put(make_pod("a", "10.0.0.1", 8000), make_pod("b", "10.0.0.2", 8000))
+    settings = network.configure(node("gpu-1", "10.0.0.1:8000"), source=pods_of(cluster, network))
+    await until(lambda: network.ids)
+    [pool] = network.discovery.with_found(settings.pools)
+    assert [each.id for each in pool.nodes] == ["gpu-1", "p-10.0.0.2-8000"]
 
 
 async def test_slots_are_in_proportion_to_weights(network):
