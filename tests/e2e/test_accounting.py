@@ -70,7 +70,7 @@ def scrape(stack: Stack) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
 
 def total(read, name: str, **labels: str) -> float:
     """The sum of all samples of the name with these labels."""
-    return sum(value for told, value in read.get(name, {}).items() if set(labels.items()) <= told)
+    return sum(value for pairs, value in read.get(name, {}).items() if set(labels.items()) <= pairs)
 
 
 def test_one_scrape_shows_what_all_workers_did(stack):
@@ -323,9 +323,9 @@ def measured(client: httpx.Client, trace: str, **fields) -> tuple[float, float, 
         *whole, held = (held + chunk).split(b"\n\n")
         for event in (json.loads(each[6:]) for each in whole if each.startswith(b"data: {")):
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-            told = [channel for choice in event["choices"] for channel in CHANNEL.values() if choice["delta"].get(channel)]
-            moments += [at] * bool(told)
-            channels += told
+            new_channels = [channel for choice in event["choices"] for channel in CHANNEL.values() if choice["delta"].get(channel)]
+            moments += [at] * bool(new_channels)
+            channels += new_channels
     return (moments[0] - began) * 1000, (moments[-1] - moments[0]) * 1000 / (tokens - 1), channels[0]
 
 

@@ -199,11 +199,11 @@ def test_tenants_are_shown_as_they_stand_and_what_they_used_is_exported_by_day_a
     assert command(stack, "usage", "--tenant", "payer").startswith("day,tenant,model,requests,failed,refused")
     (by_key,) = json.loads(command(stack, "usage", "--tenant", "payer", "--by", "key", "--format", "json"))
     assert (by_key["key"], by_key["requests"], by_key["refused"]) == ("payer", 3, 1)
-    shown = json.loads(command(stack, "tenants", "--tenant", "payer", "--json"))["tenants"]
-    assert [(row["tenant"], row["requests"], row["rpm"], row["streams"], row["today"]["requests"]) for row in shown] == [
+    rows = json.loads(command(stack, "tenants", "--tenant", "payer", "--json"))["tenants"]
+    assert [(row["tenant"], row["requests"], row["rpm"], row["streams"], row["today"]["requests"]) for row in rows] == [
         ("payer", 3, 3, 0, 3)
     ]
-    assert 0 <= shown[0]["tokens"] <= 500
+    assert 0 <= rows[0]["tokens"] <= 500
     assert "payer" in command(stack, "tenants")
 
 
@@ -225,8 +225,8 @@ def test_who_waits_and_who_runs_is_seen_while_it_does(stack):
 
 def keys(stack: Stack, *words: str) -> dict:
     """`din-extproc keys ...`, and what it says."""
-    said = command(stack, "keys", *words)
-    return json.loads(said) if "--json" in words else {"said": said}
+    output = command(stack, "keys", *words)
+    return json.loads(output) if "--json" in words else {"said": output}
 
 
 def status_with(stack: Stack, key: str) -> int:
@@ -254,8 +254,8 @@ def test_a_key_is_made_rotated_with_an_overlap_and_revoked_while_it_runs(stack):
 
 def test_a_revoked_key_of_the_configuration_is_refused_though_the_file_still_has_it(stack):
     assert status_with(stack, key_of("batch")) == 200
-    said = keys(stack, "revoke", "batch")["said"]
-    assert "remove it from din.yaml" in said
+    output = keys(stack, "revoke", "batch")["said"]
+    assert "remove it from din.yaml" in output
     stack.eventually(lambda: status_with(stack, key_of("batch")) == 401, "it is refused")
 
 

@@ -34,7 +34,14 @@ START = {
 BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi "}}
 CREATED = {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "object": "response", "status": "in_progress"}}
-SAID = {"type": "response.output_text.delta", "sequence_number": 1, "item_id": "i", "output_index": 0, "content_index": 0, "delta": "Hi"}
+TEXT_DELTA = {
+    "type": "response.output_text.delta",
+    "sequence_number": 1,
+    "item_id": "i",
+    "output_index": 0,
+    "content_index": 0,
+    "delta": "Hi",
+}
 CONTEXT = {"error": {"message": "The input (9000 tokens) is longer than the model's context length (8192 tokens).", "code": 400}}
 
 
@@ -133,7 +140,7 @@ def test_anthropic_s_sdk_raises_at_a_stream_that_breaks_off_or_carries_an_error(
         stream.get_final_message()
 
 
-@pytest.mark.parametrize("events", [[CREATED, SAID], [CREATED, SAID, CONTEXT]], ids=["cut", "error"])
+@pytest.mark.parametrize("events", [[CREATED, TEXT_DELTA], [CREATED, TEXT_DELTA, CONTEXT]], ids=["cut", "error"])
 def test_openai_s_sdk_raises_at_a_response_that_breaks_off_or_carries_an_error(
     gpt: openai.OpenAI, parrot: Parrot, events: list[dict[str, Any]]
 ) -> None:

@@ -27,9 +27,9 @@ OURS = re.compile(rb"x-request-id|x-(din|bxagent|ratelimit|envoy)-.*")
 """Only the gateway says these."""
 TAKEN = re.compile(rb"connection|keep-alive|transfer-encoding|trailer|date|server|set-cookie|access-control-.*")
 """Of the connection to the engine and of its server, or for browsers: the gateway has its own, or none."""
-SAID = ("node-id", "model-version", "exec-time-ms", "trace-id")
+PROVENANCE = ("node-id", "model-version", "exec-time-ms", "trace-id")
 LIMITS = ("limit-requests", "remaining-requests", "reset-requests", "limit-tokens", "remaining-tokens", "reset-tokens")
-ADDED = {b"x-request-id", *(f"x-din-{each}".encode() for each in SAID), *(f"x-ratelimit-{each}".encode() for each in LIMITS)}
+ADDED = {b"x-request-id", *(f"x-din-{each}".encode() for each in PROVENANCE), *(f"x-ratelimit-{each}".encode() for each in LIMITS)}
 NAMES = (
     b"X-Engine",
     b"x-request-id",
@@ -77,8 +77,8 @@ class Scripted(Struct, frozen=True):
             "close": b"connection: close",
         }
         lines = [b"HTTP/1.1 %d Said So" % self.status, *(b"%s: %s" % each for each in self.headers)]
-        said = not self.bodiless or self.framing == "close"  # who ends the connection says so, or the next request is sent on it
-        return b"\r\n".join([*lines, *([framing[self.framing]] if said else []), b"", b""])
+        framed = not self.bodiless or self.framing == "close"  # who ends the connection says so, or the next request is sent on it
+        return b"\r\n".join([*lines, *([framing[self.framing]] if framed else []), b"", b""])
 
 
 class Engine(socketserver.ThreadingTCPServer):

@@ -214,9 +214,9 @@ def test_without_a_key_nobody_learns_of_models_nodes_or_versions(stack, engine, 
         request = f"{start}\r\nhost: g\r\nconnection: close\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}"
         reply = raw_request(stack.port, request.encode(), seconds=2.0)
         assert not reply.startswith(b"HTTP/1.1 200"), reply
-        told = reply.replace(path.encode(), b"").lower()
+        body_text = reply.replace(path.encode(), b"").lower()
         for word in (b"secret", b"envoy", b"python", b"aiohttp", b"127.0.0.1", engine.address.encode(), b"0.2.0", b"1.40"):
-            assert word not in told, reply
+            assert word not in body_text, reply
     assert engine.seen()[1] == []
 
 
@@ -225,14 +225,14 @@ def test_a_wrong_key_and_a_key_of_nobody_are_told_apart_by_nothing(stack):
     for key in ("din_acme_" + "A" * 43, "din_nobody_" + "A" * 43, key_of("acme")[:-1] + "!", "sk-whatever", "x"):
         with stack.client(None) as client:
             reply = client.post(PATH, content=BODY, headers={"authorization": f"Bearer {key}", "content-type": "application/json"})
-        told = reply.json()
-        answers.add((reply.status_code, told["code"], told["error"]["message"], tuple(sorted(reply.headers.keys()))))
+        error = reply.json()
+        answers.add((reply.status_code, error["code"], error["error"]["message"], tuple(sorted(reply.headers.keys()))))
     assert len({answer[:2] for answer in answers}) == 1
     assert next(iter(answers))[:2] == (401, "invalid_api_key")
 
 
 def test_a_node_can_not_pretend_to_be_another(stack, registry):
-    said = {
+    registration = {
         "id": "secret-node",
         "address": "10.0.0.66:8000",
         "model": "secret-model",
@@ -246,7 +246,7 @@ def test_a_node_can_not_pretend_to_be_another(stack, registry):
         {"authorization": f"Bearer {key_of('acme')}"},
         {"x-din-node-id": "secret-node"},
     ):
-        reply = httpx.post(f"http://{registry['http_address']}/v1/nodes", json=said, headers=headers, timeout=10)
+        reply = httpx.post(f"http://{registry['http_address']}/v1/nodes", json=registration, headers=headers, timeout=10)
         assert reply.status_code == 401, reply.text
         assert "secret-" not in reply.text
     assert "10.0.0.66" not in json.dumps(stack.status())

@@ -21,12 +21,12 @@ def test_a_record_says_what_was_found_that_nothing_was_or_that_nobody_looked(tmp
         }
         with Stack(config) as stack:
             trace_ids = {"found": "screened-found", "clean": "screened-clean", "nobody": "screened-nobody"}
-            told = [
+            expected = [
                 ("acme", "mail to a@b.co", trace_ids["found"]),
                 ("acme", "hello", trace_ids["clean"]),
                 ("other", "mail to a@b.co", trace_ids["nobody"]),
             ]
-            for name, text, trace_id in told:
+            for name, text, trace_id in expected:
                 messages = [{"role": "user", "content": text}]
                 assert stack.chat(messages=messages, tenant_name=name, headers={"x-din-trace-id": trace_id}).status_code == 200
 

@@ -38,10 +38,10 @@ def test_with_the_only_node_dead_every_view_says_so_and_the_sidecar_stays_ready(
         assert (model["model"], model["state"], model["available"]) == ("m", "unavailable", 0)
         assert operator.get("/readyz").status_code == 200
         assert "ejected" in operator.run("nodes").stdout
-        told = diagnosed(stack)
-        assert told["model m"]["verdict"] != told["configuration"]["verdict"]
-        assert told["model m"]["said"] == "0 of 1 nodes take requests, 0% of the capacity"
-        assert "the breaker of a is open" in told["nodes"]["said"]
+        findings = diagnosed(stack)
+        assert findings["model m"]["verdict"] != findings["configuration"]["verdict"]
+        assert findings["model m"]["said"] == "0 of 1 nodes take requests, 0% of the capacity"
+        assert "the breaker of a is open" in findings["nodes"]["said"]
         assert stack.status()["membership"]["models"][0]["state"] == "unavailable"
 
 

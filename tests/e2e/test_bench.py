@@ -24,7 +24,7 @@ from tests.support.stack import Stack, key_of, node, tenant
 
 pytestmark = pytest.mark.e2e
 QUICK = BaselineLoad(prompts=8, at_once=4, tokens=6, rounds=2)
-NOBODY = "127.0.0.1:9"
+UNUSED_ADDRESS = "127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def stack(engines: dict[str, EngineSim]) -> Iterator[Stack]:
                 "model": "other", "served_model": "m", "engine": "vllm", "scheduler": "round_robin",
                 "nodes": [node("quick-too", quick), node("slow", slow)],
             },
-            "gone": {"model": "away", "engine": "vllm", "nodes": [node("nobody", NOBODY)]},
-            "native": {"model": "lama", "engine": "ollama", "api": "native", "nodes": [node("lama-1", NOBODY)]},
+            "gone": {"model": "away", "engine": "vllm", "nodes": [node("nobody", UNUSED_ADDRESS)]},
+            "native": {"model": "lama", "engine": "ollama", "api": "native", "nodes": [node("lama-1", UNUSED_ADDRESS)]},
         },
         "tenants": [tenant("acme"), {**tenant("trial", max_streams=1), "queue": {"max_wait_ms": 4000}}, tenant("other", rpm=1)],
     }  # fmt: skip
@@ -131,7 +131,7 @@ def test_what_can_not_be_measured_says_why(stack: Stack, model: str, node_id: st
 
 def test_without_an_admin_port_the_ratio_stands_alone(stack: Stack, tmp_path: Path):
     file = tmp_path / "din.yaml"
-    file.write_text(stack.config_file.read_text().replace(f"address: 127.0.0.1:{stack.admin_port}", f"address: {NOBODY}"))
+    file.write_text(stack.config_file.read_text().replace(f"address: 127.0.0.1:{stack.admin_port}", f"address: {UNUSED_ADDRESS}"))
     settings = load(file, {})
     assert isinstance(settings, Settings), str(settings)
     found = compare(settings, BaselineOptions(url=stack.url, key=key_of("acme"), model="m", load=QUICK))
@@ -148,10 +148,10 @@ def test_results_are_kept_and_compared_over_time(stack: Stack, tmp_path: Path):
     assert "the network gives" in first.stdout
     second = bench(stack, "baseline", *quick, "--json")
     assert json.loads(second.stdout)["node"] == "quick"
-    shown = bench(stack, "history", "--history", file, "--tolerance", "0.99")
-    assert shown.exit_code == 0, shown.stderr
-    assert len(shown.stdout.splitlines()) == 3
-    assert "throughput " in shown.stdout.splitlines()[-1]
+    result = bench(stack, "history", "--history", file, "--tolerance", "0.99")
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 3
+    assert "throughput " in result.stdout.splitlines()[-1]
     kept = [json.loads(line) for line in file.read_text().splitlines()]
     kept[-1]["through"]["tokens_per_s"] = kept[0]["through"]["tokens_per_s"] / 2
     file.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -159,7 +159,7 @@ def test_results_are_kept_and_compared_over_time(stack: Stack, tmp_path: Path):
 
 
 def test_a_gateway_that_is_not_there_is_one_line_and_exit_code_1(stack: Stack, tmp_path: Path):
-    done = bench(stack, "baseline", "--url", f"http://{NOBODY}", "--model", "m", "--history", tmp_path / "kept.jsonl")
+    done = bench(stack, "baseline", "--url", f"http://{UNUSED_ADDRESS}", "--model", "m", "--history", tmp_path / "kept.jsonl")
     assert done.exit_code == 1
     assert done.stderr.startswith("error: http://127.0.0.1:9 does not answer: ")
     assert len(done.stderr.splitlines()) == 1
@@ -178,10 +178,10 @@ def test_the_admin_port_shows_exchanges_to_who_knows_their_trace_id(stack: Stack
 
     assert stack.chat(stream=True, headers={"x-din-trace-id": "client-named-1"}).status_code == 200
     stack.eventually(told, "the exchange is shown")
-    (shown,) = reply["exchanges"]
-    assert (shown["pool"], shown["outcome"], shown["status"]) == ("fast", "completed", 200)
-    assert 0 <= shown["received_ms"] <= shown["sent_ms"] <= shown["first_token_ms"] <= shown["node_ended_ms"] <= shown["ended_ms"]
-    assert 0 < shown["decided_ms"] < shown["sent_ms"] + 1
+    (result,) = reply["exchanges"]
+    assert (result["pool"], result["outcome"], result["status"]) == ("fast", "completed", 200)
+    assert 0 <= result["received_ms"] <= result["sent_ms"] <= result["first_token_ms"] <= result["node_ended_ms"] <= result["ended_ms"]
+    assert 0 < result["decided_ms"] < result["sent_ms"] + 1
     with stack.client() as client:
         refused = client.get(f"{stack.admin_url}/exchanges?trace=short")
     assert refused.status_code == 400
@@ -266,5 +266,5 @@ def test_on_the_command_line_the_split_is_a_table_and_a_picture(stack: Stack, tm
     assert (tmp_path / "split.svg").read_text().startswith("<svg ")
     told = json.loads(bench(stack, "split", *quick, "--json").stdout)
     assert told["splits"][0]["node_says"] is False
-    assert bench(stack, "split", "--url", f"http://{NOBODY}", "--model", "m").exit_code == 1
+    assert bench(stack, "split", "--url", f"http://{UNUSED_ADDRESS}", "--model", "m").exit_code == 1
     assert bench(stack, "split", "--url", stack.url, "--model", "nothing").exit_code == 1

@@ -57,8 +57,8 @@ def well(stack, engines):
 
 def breakers(stack: Stack) -> dict[str, str]:
     """States that are not closed, by name of node or pool."""
-    shown = stack.status()["breakers"]
-    return {name: each["state"] for kind in ("nodes", "pools") for name, each in shown[kind].items()}
+    breaker_states = stack.status()["breakers"]
+    return {name: each["state"] for kind in ("nodes", "pools") for name, each in breaker_states[kind].items()}
 
 
 def until_open(stack: Stack, *names: str) -> list[int]:
@@ -121,13 +121,13 @@ def test_a_pool_that_is_dead_answers_by_its_fallback_and_says_so(stack, engines)
 def test_what_is_left_out_is_said_wherever_one_asks(stack, engines, tmp_path):
     engines["a-1"].fail("unavailable")
     until_open(stack, "a-1")
-    shown = stack.status()["breakers"]["nodes"]["a-1"]
-    assert (shown["state"], shown["share"]) == ("open", 0.0)
-    assert "consecutive failures, the last: 503" in shown["reason"]
+    node_breaker = stack.status()["breakers"]["nodes"]["a-1"]
+    assert (node_breaker["state"], node_breaker["share"]) == ("open", 0.0)
+    assert "consecutive failures, the last: 503" in node_breaker["reason"]
     request = tmp_path / "request.json"
     request.write_text(json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}))
-    said = CliRunner().invoke(app, ["explain", str(request), "--tenant", "acme", "--live", "-c", str(stack.config_file)])
-    assert "a-1: left out: breaker open since" in said.output, said
+    explained = CliRunner().invoke(app, ["explain", str(request), "--tenant", "acme", "--live", "-c", str(stack.config_file)])
+    assert "a-1: left out: breaker open since" in explained.output, explained
     listed = CliRunner().invoke(app, ["nodes", "-c", str(stack.config_file), "--json"])
     (row,) = [row for row in json.loads(listed.output)["nodes"] if row["node"]["id"] == "a-1"]
     assert row["health"]["state"] == "open"

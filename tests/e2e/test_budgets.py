@@ -134,8 +134,8 @@ def test_an_operator_looks_adds_and_resets_and_it_is_on_record(operated):
     while ask(stack, "hard", 200).status_code == 200:
         pass
     operator = Operator(stack)
-    shown = operator.run("budgets", "--tenant", "hard", "--json")
-    [row] = json.loads(shown.stdout)["budgets"]
+    report = operator.run("budgets", "--tenant", "hard", "--json")
+    [row] = json.loads(report.stdout)["budgets"]
     assert (row["budget"], row["hard"], row["tokens"]["limit"], row["exceeded"]) == ("hard-day", True, 1000, True)
     assert "hard-day" in operator.run("budgets").stdout
     added = operator.run("budgets", "top-up", "hard-day", "--tokens", "5000", "--reason", "quarter end")
@@ -160,12 +160,12 @@ def test_a_tenant_looks_at_its_own_limits_budgets_and_usage(stack):
             return client.get(path)
 
     stack.eventually(lambda: look("/v1/usage").json()["usage"], "the usage of today is there")
-    shown = look("/v1/usage?days=2").json()
-    assert (shown["object"], shown["tenant"], shown["key"]) == ("usage", "soft", "soft")
-    [budget] = shown["budgets"]
+    report = look("/v1/usage?days=2").json()
+    assert (report["object"], report["tenant"], report["key"]) == ("usage", "soft", "soft")
+    [budget] = report["budgets"]
     assert (budget["budget"], budget["hard"], budget["currency"]) == ("soft-month", False, "EUR")
-    assert {(row["key"], row["model"], row["currency"]) for row in shown["usage"]} == {("soft", "m", "EUR")}
-    assert shown["limits"]["requests_per_minute"]["used"] >= 1
+    assert {(row["key"], row["model"], row["currency"]) for row in report["usage"]} == {("soft", "m", "EUR")}
+    assert report["limits"]["requests_per_minute"]["used"] >= 1
     assert look("/v1/usage?days=0").json()["code"] == "invalid_request"
     assert look("/v1/usage", None).status_code == 401
     with stack.client("soft") as client:

@@ -95,9 +95,9 @@ def test_a_stream_shows_usage_only_to_who_asked(acme):
         assert all(chunk.usage is None for chunk in chunks)
         assert chunks[-1].choices[0].finish_reason in {"length", "stop"}
     chunks = list(acme.chat.completions.create(**ask, stream_options={"include_usage": True}))
-    told = [chunk.usage for chunk in chunks if chunk.usage is not None]
-    assert len(told) == 1
-    assert told[0].completion_tokens == 8
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    assert len(usages) == 1
+    assert usages[0].completion_tokens == 8
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -180,11 +180,11 @@ async def test_the_asynchronous_client(stack):
 
 def test_errors_are_of_the_clients_classes(stack, acme):
     def refused(kind: type[openai.APIStatusError], code: str, made: OpenAI = acme, **fields) -> openai.APIStatusError:
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind) as refusal:
             made.chat.completions.create(**{"model": "modelled", "messages": QUESTION, "max_tokens": 4, **fields})
-        assert caught.value.code == code
-        assert caught.value.response.headers["x-din-trace-id"] == caught.value.response.json()["trace_id"]
-        return caught.value
+        assert refusal.value.code == code
+        assert refusal.value.response.headers["x-din-trace-id"] == refusal.value.response.json()["trace_id"]
+        return refusal.value
 
     assert refused(openai.NotFoundError, "model_not_found", model="nobody-has-this").param == "model"
     assert refused(openai.BadRequestError, "invalid_request", messages="no list").param == "messages"
@@ -227,9 +227,9 @@ def test_what_can_never_pass_is_not_tried_again_by_the_client(stack):
     with client(stack, "trial", max_retries=3) as patient:
         for fields, kind in never:
             before = _attempts(stack)
-            with pytest.raises(kind) as caught:
+            with pytest.raises(kind) as refusal:
                 patient.chat.completions.create(**{"model": "modelled", "messages": QUESTION, "max_tokens": 4, **fields})
-            assert caught.value.response.headers["x-should-retry"] == "false"
+            assert refusal.value.response.headers["x-should-retry"] == "false"
             assert _attempts(stack) == before + 1
 
 

@@ -229,5 +229,5 @@ def test_what_left_is_known_by_metrics_audit_explain_and_verify(site: Site) -> N
     body = stack.folder / "body.json"
     body.write_text(json.dumps({"model": "first", "messages": [{"role": "user", "content": "hi"}]}))
     assert "leaves the site: first at localhost" in site.cli("explain", body, "--tenant", "acme")
-    shown = site.cli("verify", "--url", stack.url, "--key", key_of("acme"))
-    assert "-> first (leaves the site)" in shown, shown
+    output = site.cli("verify", "--url", stack.url, "--key", key_of("acme"))
+    assert "-> first (leaves the site)" in output, output

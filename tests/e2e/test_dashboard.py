@@ -55,28 +55,28 @@ def test_what_happened_stands_there(stack, viewer):
     refused = stack.chat(tenant_name="trial")
     assert refused.status_code == 429
     stack.settled(3)
-    shown = board(viewer)
-    assert shown["rules"]["all"]["requests"] == 2
-    assert shown["problems"] == []
-    row, _ = shown["nodes"]
+    board_data = board(viewer)
+    assert board_data["rules"]["all"]["requests"] == 2
+    assert board_data["problems"] == []
+    row, _ = board_data["nodes"]
     assert (row["id"], row["state"], row["pools"]) == ("a", "ready", ["p"])
     assert row["running"] == 0
-    tenants = {each["id"]: each for each in shown["tenants"]}
+    tenants = {each["id"]: each for each in board_data["tenants"]}
     assert (tenants["acme"]["here"]["requests"], tenants["acme"]["requests"], tenants["acme"]["rpm"]) == (1, 1, 50)
     assert tenants["trial"]["here"]["refused"] == 1
     costs = {"acme": "1.50 EUR (2.50 saved)", "trial": "1.50 EUR"}
     stack.eventually(lambda: {each["id"]: each["cost"] for each in board(viewer)["tenants"]} == costs, "the cost of today")
-    event = shown["events"][0]
+    event = board_data["events"][0]
     assert (event["what"], event["code"], event["trace_id"]) == ("refused", "rate_limit_exceeded", refused.headers["x-din-trace-id"])
     assert event["tenant"] == "trial"
 
 
 def test_tenants_keys_open_nothing_here_and_secrets_are_nowhere(stack, viewer):
-    stranger = viewer.get("/dashboard/data", headers={"authorization": f"Bearer {key_of('acme')}"})
-    assert stranger.status_code == 401
-    told = viewer.get("/dashboard/data").text
-    assert "sha256$" not in told
-    assert "din_" not in told
+    without_key = viewer.get("/dashboard/data", headers={"authorization": f"Bearer {key_of('acme')}"})
+    assert without_key.status_code == 401
+    page = viewer.get("/dashboard/data").text
+    assert "sha256$" not in page
+    assert "din_" not in page
 
 
 def test_a_stream_in_flight_is_seen_live_and_the_page_s_stream_ends_with_the_sidecar(stack, viewer):

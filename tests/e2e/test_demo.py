@@ -47,12 +47,12 @@ def finish(demo: subprocess.Popen[bytes]) -> None:
         demo.wait()
 
 
-def take_the_tour(told: str) -> None:
+def take_the_tour(log_text: str) -> None:
     """Run README's tour and compare status, headers and the form of events with what README shows."""
-    [shown] = code_blocks("README", "console")
-    [url] = re.findall(r"answers at (\S+)", told)
-    [key] = re.findall(r"^key +(\S+)", told, re.MULTILINE)
-    commands, _, expected = shown.replace("http://127.0.0.1:38831", url).replace("din_demo_...", key).partition("\nHTTP/")
+    [example] = code_blocks("README", "console")
+    [url] = re.findall(r"answers at (\S+)", log_text)
+    [key] = re.findall(r"^key +(\S+)", log_text, re.MULTILINE)
+    commands, _, expected = example.replace("http://127.0.0.1:38831", url).replace("din_demo_...", key).partition("\nHTTP/")
     script = re.sub(r"^\$ |^ready\n", "", commands, flags=re.MULTILINE)
     ran = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=90, check=True, env=os.environ)
     ready, _, answer = ran.stdout.replace("\r", "").partition("\nHTTP/")
@@ -79,9 +79,9 @@ def test_the_demo_holds_every_check_on_real_models(tmp_path):
         assert demo.wait(150) == 0, log.read_text()
     finally:
         finish(demo)
-    told = log.read_text()
-    assert told.count("✓") == 8, told
-    assert "llama.cpp" in told
+    log_text = log.read_text()
+    assert log_text.count("✓") == 8, log_text
+    assert "llama.cpp" in log_text
 
 
 def test_ctrl_c_stops_everything_and_is_no_error(tmp_path):
@@ -97,10 +97,10 @@ def test_ctrl_c_stops_everything_and_is_no_error(tmp_path):
         assert_gone(processes)
     finally:
         finish(demo)
-    told = log.read_text()
-    assert "engine simulators" in told
-    assert re.search(r"^curl -si http://127\.0\.0\.1:\d+/v1/chat/completions", told, re.MULTILINE)
-    (folder,) = re.findall(r"Configuration and logs: (\S+)\. Ctrl-C", told)
+    log_text = log.read_text()
+    assert "engine simulators" in log_text
+    assert re.search(r"^curl -si http://127\.0\.0\.1:\d+/v1/chat/completions", log_text, re.MULTILINE)
+    (folder,) = re.findall(r"Configuration and logs: (\S+)\. Ctrl-C", log_text)
     assert not Path(folder).exists()
 
 
@@ -129,6 +129,6 @@ def test_a_part_that_dies_is_named_and_ends_the_demo(tmp_path):
         assert_gone(processes)
     finally:
         finish(demo)
-    told = log.read_text()
-    assert "The demo stops: redis ended with exit code -9" in told
-    assert "Traceback" not in told
+    log_text = log.read_text()
+    assert "The demo stops: redis ended with exit code -9" in log_text
+    assert "Traceback" not in log_text

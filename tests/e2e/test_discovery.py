@@ -76,7 +76,7 @@ def states(stack: Stack) -> dict[str, str]:
     return {row["node"]["id"]: row["state"] for row in stack.status()["membership"]["nodes"]}
 
 
-def shown(stack: Stack) -> set[str]:
+def routed_nodes(stack: Stack) -> set[str]:
     return set(states(stack))
 
 
@@ -88,10 +88,10 @@ def used(stack: Stack, wanted: set[str], model: str = "m") -> None:
 def test_a_node_takes_requests_once_dns_has_it_and_none_once_dns_has_it_no_more(stack, server, engines):
     publish(server, engines[:2])
     used(stack, {node_id(engine) for engine in engines[:2]})
-    assert shown(stack) == {node_id(engine) for engine in engines[:2]}
+    assert routed_nodes(stack) == {node_id(engine) for engine in engines[:2]}
     publish(server, engines[1:2])
     used(stack, {node_id(engines[1])})
-    assert shown(stack) == {node_id(engines[1])}
+    assert routed_nodes(stack) == {node_id(engines[1])}
 
 
 def test_the_last_good_answer_serves_while_the_name_does_not_exist_and_the_views_say_so(stack, server, engines):
@@ -112,7 +112,7 @@ def test_a_worker_that_starts_again_knows_the_nodes_that_were_found(stack, serve
     next(child for child in psutil.Process(stack.sidecar.pid).children() if "--worker" in child.cmdline()).kill()
     stack.eventually(lambda: stack.status()["workers"]["restarts"] > restarts, "a new worker")
     used(stack, {node_id(engine) for engine in engines[:2]})
-    assert shown(stack) == {node_id(engine) for engine in engines[:2]}
+    assert routed_nodes(stack) == {node_id(engine) for engine in engines[:2]}
 
 
 def test_no_request_fails_when_all_nodes_of_a_pool_are_replaced_at_once(stack, server, engines):
@@ -148,12 +148,12 @@ def replace_nodes(stack: Stack, publish_all: Callable[[list[EngineSim]], None], 
         return next((at for at, node in list(served)[-500:] if node == node_id(engine, pool)), None)
 
     def idle(engine: EngineSim) -> bool:
-        return node_id(engine, pool) not in shown(stack) and engine.gauge("num_requests_running") == 0
+        return node_id(engine, pool) not in routed_nodes(stack) and engine.gauge("num_requests_running") == 0
 
     with contextlib.ExitStack() as running:
         pods = [running.enter_context(EngineSim(**{**MODEL, "model": model})) for _ in range(8)]
         publish_all(pods)
-        stack.eventually(lambda: {node_id(pod, pool) for pod in pods} <= shown(stack), "all eight are found")
+        stack.eventually(lambda: {node_id(pod, pool) for pod in pods} <= routed_nodes(stack), "all eight are found")
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()

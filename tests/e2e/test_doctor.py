@@ -148,28 +148,30 @@ def test_a_redis_that_is_old_slow_evicts_and_has_another_time(stack):
     def there(config: dict) -> None:
         config["store"] = {"url": sick.url, "timeout_ms": 200}
 
-    told = findings(examined(stack, "--json", change=there, files=1024))
+    findings_by_name = findings(examined(stack, "--json", change=there, files=1024))
     sick.server.shutdown()
     sick.server.server_close()
-    assert {what: told[what]["verdict"] for what in ("redis version", "redis latency", "redis memory", "clock", "open files")} == {
+    assert {
+        what: findings_by_name[what]["verdict"] for what in ("redis version", "redis latency", "redis memory", "clock", "open files")
+    } == {
         "redis version": "fail",
         "redis latency": "fail",
         "redis memory": "fail",
         "clock": "fail",
         "open files": "warn",
     }
-    assert "Redis is -9" in told["clock"]["said"]
-    assert "synchronise the clocks" in told["clock"]["change"]
-    assert "noeviction" in told["redis memory"]["change"]
-    assert told["configuration"]["verdict"] == "warn", "the sidecar runs with another file"
+    assert "Redis is -9" in findings_by_name["clock"]["said"]
+    assert "synchronise the clocks" in findings_by_name["clock"]["change"]
+    assert "noeviction" in findings_by_name["redis memory"]["change"]
+    assert findings_by_name["configuration"]["verdict"] == "warn", "the sidecar runs with another file"
 
 
 class OldEnvoy(BaseHTTPRequestHandler):
     """An administration port of an Envoy that is too old and on its way out."""
 
     def do_GET(self) -> None:
-        told = {"/server_info": {"version": "abc/1.30.2/Clean/RELEASE/BoringSSL", "state": "DRAINING"}}.get(self.path, {})
-        body = b"" if self.path.startswith("/stats") else json.dumps(told).encode()
+        page = {"/server_info": {"version": "abc/1.30.2/Clean/RELEASE/BoringSSL", "state": "DRAINING"}}.get(self.path, {})
+        body = b"" if self.path.startswith("/stats") else json.dumps(page).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -186,9 +188,9 @@ def test_an_envoy_that_is_too_old_and_knows_nothing_of_us(stack):
         def there(config: dict) -> None:
             config["envoy"]["admin"] = f"127.0.0.1:{old.server_address[1]}"
 
-        told = findings(examined(stack, "--json", change=there))
+        findings_by_name = findings(examined(stack, "--json", change=there))
         old.shutdown()
-    wrong = {what for what, each in told.items() if each["verdict"] == "fail"}
+    wrong = {what for what, each in findings_by_name.items() if each["verdict"] == "fail"}
     assert wrong == {
         "envoy version",
         "envoy state",
@@ -199,7 +201,7 @@ def test_an_envoy_that_is_too_old_and_knows_nothing_of_us(stack):
         "workers",
         "nodes in Envoy",
     }
-    assert told["envoy version"]["said"] == "1.30.2"
+    assert findings_by_name["envoy version"]["said"] == "1.30.2"
 
 
 def test_timeouts_in_the_wrong_order_and_a_file_that_is_not_in_use(stack, engine):

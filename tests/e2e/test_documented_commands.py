@@ -111,12 +111,12 @@ def test_the_example_of_the_client(engine):
     [example] = code_blocks("howto/python-client", "python")
     pools = {"p": {"model": "qwen2.5-14b-instruct", "engine": "vllm", "nodes": [node("gpu-07", engine.address)]}}
     aliases = {"bx-fast-chat": {"model": "qwen2.5-14b-instruct"}}
-    told: list[tuple[object, ...]] = []
+    outputs: list[tuple[object, ...]] = []
     with Stack({"aliases": aliases, "pools": pools, "tenants": [tenant("acme")]}) as stack:
         example = example.replace('"http://localhost:10000"', repr(stack.url)).replace("[...]", '[{"role": "user", "content": "hello"}]')
-        names = {"key": key_of("acme"), "print": lambda *words: told.append(words)}
+        names = {"key": key_of("acme"), "print": lambda *words: outputs.append(words)}
         exec(compile(example, "python-client.md", "exec"), names)
-    [(node_id, trace, *times)] = told
+    [(node_id, trace, *times)] = outputs
     assert (node_id, len(trace)) == ("gpu-07", 32)
     assert names["text"]
     assert all(time_ms is not None for time_ms in times)
@@ -154,8 +154,8 @@ def test_from_the_clone_to_the_first_streamed_answer_and_an_upgrade():
     [install, configure, run, [wait, ask]] = BLOCKS["start/own-envoy"]
     with Console(instead | {"/var/lib/din/audit": "audit"}) as console:
         (console.folder / "din.yaml").write_text(config)
-        told = {command.split("#")[0].strip(): console.run(command) for command in (*install, *configure, *run)}
-        assert "sound" in told["din-extproc check din.yaml"]
+        outputs = {command.split("#")[0].strip(): console.run(command) for command in (*install, *configure, *run)}
+        assert "sound" in outputs["din-extproc check din.yaml"]
         console.run(wait)
         answer = console.run(ask)
         assert answer.rstrip().endswith("data: [DONE]"), answer
@@ -208,8 +208,8 @@ def test_nodes_that_register_with_curl(tmp_path):
         instead = {"http://gateway:50061": f"http://{registry['http_address']}", "9f86d0...": digest, "curl": "curl -sS --fail-with-body"}
         with Console(instead, TOKEN=token[0]) as console:
             lease = json.loads(console.run(commands[1]))["lease"]
-            said = [json.loads(console.run(command.replace("5c1d...", lease)) or "{}") for command in commands[2:]]
-        assert len(said) == 3
+            responses = [json.loads(console.run(command.replace("5c1d...", lease)) or "{}") for command in commands[2:]]
+        assert len(responses) == 3
         assert stack.log("sidecar").count("gpu-7") >= 2
     finally:
         stack.stop()
@@ -272,10 +272,10 @@ def test_simulate():
         write_audit_log(
             console.folder / "audit", tenant="finance", key_id="fin-2026-11", pool="p", rule="", asked_for="bx-auto", alias="bx-auto"
         )
-        told = [console.run(command) for command in BLOCKS["howto/size-a-pool"][0]]
-    assert "| cluster-fast-throughput-14b | 4 |" in told[0]
-    assert all("requests/s" in each for each in told)
-    assert "nodes of cluster-fast-throughput-14b are enough" in told[4]
+        outputs = [console.run(command) for command in BLOCKS["howto/size-a-pool"][0]]
+    assert "| cluster-fast-throughput-14b | 4 |" in outputs[0]
+    assert all("requests/s" in each for each in outputs)
+    assert "nodes of cluster-fast-throughput-14b are enough" in outputs[4]
 
 
 def test_deploy():

@@ -115,9 +115,9 @@ def test_the_odd_one_is_found_written_down_and_kept_out_and_clients_notice_nothi
         reply = ask(stack)
         assert reply.status_code == 200, reply.text
         asked += 1
-        said = reply.json()["choices"][0]
-        assert said["message"]["content"] == "".join(SAYS[reply.headers["x-din-node-id"]])
-        assert "logprobs" not in said
+        first_choice = reply.json()["choices"][0]
+        assert first_choice["message"]["content"] == "".join(SAYS[reply.headers["x-din-node-id"]])
+        assert "logprobs" not in first_choice
         time.sleep(0.1)
     found = nodes(stack)
     assert found["gpu-2"]["trust"] < 0.5

@@ -18,7 +18,7 @@ from tests.support.stack import Stack, events, node, tenant
 
 pytestmark = pytest.mark.e2e
 
-FACES = {
+ENGINES = {
     "vllm": ("vllm", "vllm", "openai"),
     "sglang": ("sglang", "vllm", "openai"),
     "tensorrt_llm": ("tensorrt_llm", "tensorrt_llm", "openai"),
@@ -29,8 +29,8 @@ FACES = {
     "triton": ("triton", "triton", "openai"),
     "triton-native": ("triton", "triton", "native"),
 }
-"""Pool -> engine, face of the modelled engine, api."""
-ALL = sorted(FACES)
+"""Pool -> engine, modelled engine, api."""
+ALL = sorted(ENGINES)
 CHATTY = [name for name in ALL if name != "triton-native"]
 POOLED = {"vllm", "sglang", "ollama", "ollama-native", "triton", "triton-native"}
 DIFFERENCES = {
@@ -47,9 +47,9 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineSim]]:
-    sims = {name: {"model": name, "api": face, **OPTIONS} for name, (_, face, _) in FACES.items()}
+    sims = {name: {"model": name, "api": modelled, **OPTIONS} for name, (_, modelled, _) in ENGINES.items()}
     for name in POOLED:
-        sims[f"{name}-pooled"] = {"model": f"{name}-pooled", "api": FACES[name][1], "runner": "pooling", "dimensions": 8}
+        sims[f"{name}-pooled"] = {"model": f"{name}-pooled", "api": ENGINES[name][1], "runner": "pooling", "dimensions": 8}
     with EngineFleet(sims) as fleet:
         yield dict(fleet.members)
 
@@ -58,7 +58,7 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 def stack(engines) -> Iterator[Stack]:
     pools = {}
     for name, sim in engines.items():
-        engine, _, api = FACES[name.removesuffix("-pooled")]
+        engine, _, api = ENGINES[name.removesuffix("-pooled")]
         pools[name] = {"model": name, "engine": engine, "api": api, "stream_usage": True, "nodes": [node(f"{name}-1", sim.address)]}
     with Stack({"pools": pools, "tenants": [tenant("acme")]}) as running:
         yield running
@@ -90,7 +90,7 @@ def generated(choice: dict) -> str:
 
 def test_what_a_client_sees_of_every_engine_is_the_table_in_the_readme(stack, engines):
     table = [["engine", *STEPS], ["---"] * (1 + len(STEPS))]
-    for name in FACES:
+    for name in ENGINES:
         pooled = f"{name}-pooled" if name in POOLED else ""
         subject = Subject(name, name, pooled, pooled, faults=engines[name].fail, chats=name in CHATTY, tool_choice="auto")
         table.append([name, *(outcome(step, StepClient(stack, subject)) for step, _ in STEPS.values())])

@@ -302,9 +302,9 @@ async def test_bodies_up_to_the_cap_pass_and_larger_ones_get_our_413():
         for body in (b"x" * (cap + EDIT_ROOM_BYTES + 1), iter([*chunks, b"x" * EDIT_ROOM_BYTES, b"x"])):
             framing = {} if isinstance(body, bytes) else {"transfer-encoding": "chunked"}
             reply = await gateway.chat(framing, body, encode_chunked=bool(framing))
-            said = assert_error(reply, RefusalCode.REQUEST_TOO_LARGE)
-            assert said["trace_id"] == reply["x-din-trace-id"]
-            assert said["instance"] == "/v1/chat/completions"
+            problem = assert_error(reply, RefusalCode.REQUEST_TOO_LARGE)
+            assert problem["trace_id"] == reply["x-din-trace-id"]
+            assert problem["instance"] == "/v1/chat/completions"
         assert len(gateway.nodes[0].seen) == 4
 
 
@@ -431,15 +431,15 @@ async def _reply(headers: dict[str, str]) -> web.Response:
 async def test_what_a_client_says_of_its_connection_and_of_itself_reaches_no_node():
     async with rig(1) as gateway:
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(gateway.nodes[0])
-        said = {
+        sent_headers = {
             "te": "trailers",
             "x-real-ip": "203.0.113.9",
             "forwarded": "for=203.0.113.9",
             "connection": "keep-alive, x-hop",
             "x-hop": "1",
         }
-        assert (await gateway.chat(said)).status == 200
-        assert not said.keys() & gateway.nodes[0].seen[0].headers.keys()
+        assert (await gateway.chat(sent_headers)).status == 200
+        assert not sent_headers.keys() & gateway.nodes[0].seen[0].headers.keys()
 
 
 async def test_a_websocket_handshake_is_an_ordinary_request_to_the_sidecar_and_leaves_the_connection_usable():
@@ -488,8 +488,8 @@ async def test_envoys_own_answers_bear_our_error_body():
             assert assert_error(reply, code)["trace_id"] == 'a"b\\c'
             assert (reply["retry-after"] == "1") == (code is RefusalCode.NO_HEALTHY_NODE)
         gateway.sidecar.delay_s = 1
-        said = assert_error(await gateway.fetch("POST", "/v1/embeddings?key=SECRET", body=b"{}"), RefusalCode.SIDECAR_UNAVAILABLE)
-        assert said["instance"] == "/v1/embeddings"
+        problem = assert_error(await gateway.fetch("POST", "/v1/embeddings?key=SECRET", body=b"{}"), RefusalCode.SIDECAR_UNAVAILABLE)
+        assert problem["instance"] == "/v1/embeddings"
         gateway.sidecar.delay_s = 0
         late = await gateway.fetch("POST", "/v1/embeddings", {"content-length": "9"})
         assert assert_error(late, RefusalCode.INVALID_REQUEST, 408)["trace_id"] == late["x-din-trace-id"]

@@ -88,8 +88,8 @@ def test_streams_are_routed_counted_and_settled_and_the_node_is_named(stack):
     assert {reply.status_code for reply in replies} == {200}, replies[0].text
     assert {reply.headers["x-din-node-id"] for reply in replies} == {"gpu-1", "gpu-2"}
     assert all(len(events(reply.text)) > 5 and not any(event.get("usage") for event in events(reply.text)) for reply in replies)
-    told = stack.settled(4)["counts"]
-    assert (told["outcomes"], told["completion_tokens"]) == ({"completed": 4}, 80)
+    counts = stack.settled(4)["counts"]
+    assert (counts["outcomes"], counts["completion_tokens"]) == ({"completed": 4}, 80)
 
 
 def test_an_embedding_goes_to_its_own_pool(stack):

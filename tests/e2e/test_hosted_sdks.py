@@ -87,8 +87,8 @@ def test_openais_sdk_gets_whole_and_streamed_answers_and_usage(site: Any, gpt: o
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (TEXTS[engine], "stop")
     assert whole.usage is not None
     assert whole.usage.prompt_tokens_details is not None
-    told = (whole.usage.prompt_tokens, whole.usage.prompt_tokens_details.cached_tokens, whole.usage.completion_tokens)
-    assert told == USAGES[engine]
+    reported = (whole.usage.prompt_tokens, whole.usage.prompt_tokens_details.cached_tokens, whole.usage.completion_tokens)
+    assert reported == USAGES[engine]
     chunks = list(gpt.chat.completions.create(model=engine, messages=says(prompt), max_tokens=50, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXTS[engine]
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -109,8 +109,8 @@ def test_anthropics_sdk_gets_whole_and_streamed_answers_and_usage(site: Any, cla
     assert final.stop_reason == "end_turn"
     for usage in (whole.usage, final.usage):
         cached = usage.cache_read_input_tokens or 0
-        told = (usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0), cached, usage.output_tokens)
-        assert told == USAGES[engine]
+        reported = (usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0), cached, usage.output_tokens)
+        assert reported == USAGES[engine]
     path, _, body = site[1][engine].seen[-1]
     assert (path, body["model"]) == (PATHS[engine], "theirs")
 
@@ -121,10 +121,10 @@ def test_every_answer_is_charged_by_the_providers_usage(site: Any, gpt: openai.O
         before = stack.all_accounted()["counts"]
         for stream in (False, True):
             answers = gpt.chat.completions.create(model=engine, messages=says("hi"), max_tokens=50, stream=stream)
-            said = claude.messages.create(model=engine, messages=says("hi"), max_tokens=50, stream=stream)
+            claude_message = claude.messages.create(model=engine, messages=says("hi"), max_tokens=50, stream=stream)
             if stream:
                 list(answers)
-                list(said)
+                list(claude_message)
         after = stack.settled(sum(before["outcomes"].values()) + 4)["counts"]
         charged = (after["prompt_tokens"] - before["prompt_tokens"], after["completion_tokens"] - before["completion_tokens"])
         assert charged == (4 * USAGES[engine][0], 4 * USAGES[engine][2])
@@ -191,8 +191,8 @@ def test_pictures_of_both_sdks_reach_every_provider_in_its_own_form(
     same: list[Any] = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
     whole = gpt.chat.completions.create(model=engine, messages=[{"role": "user", "content": picture}], max_tokens=50)
     assert whole.choices[0].message.content == TEXTS[engine]
-    said = claude.messages.create(model=engine, messages=[{"role": "user", "content": same}], max_tokens=50)
-    assert [block.text for block in said.content if block.type == "text"] == [TEXTS[engine]]
+    claude_message = claude.messages.create(model=engine, messages=[{"role": "user", "content": same}], max_tokens=50)
+    assert [block.text for block in claude_message.content if block.type == "text"] == [TEXTS[engine]]
     assert [pictures_of(body) for _, _, body in site[1][engine].seen[-2:]] == [[("image/png", PIXEL)]] * 2
 
 
@@ -227,8 +227,8 @@ def test_failures_of_the_provider_are_told_by_the_gateway(
             claude.messages.create(model=engine, messages=says(prompt), max_tokens=5, stream=stream)
         for each in (failed.value, also.value):
             assert each.status_code == FAILURES.get(prompt, OVERLOADED[engine]), each
-            told = f"{each.response.headers} {each.response.text}"
-            assert not any(word in told for word in ("org-secret", "req_theirs", "openai-organization", "billing", "quota"))
+            reported = f"{each.response.headers} {each.response.text}"
+            assert not any(word in reported for word in ("org-secret", "req_theirs", "openai-organization", "billing", "quota"))
             assert each.response.headers.get("x-ratelimit-remaining-requests") != "7"
             assert each.response.headers.get("anthropic-ratelimit-requests-remaining") != "7"
 

@@ -33,10 +33,10 @@ def series(stack: Stack) -> set[str]:
     """Every series on the metrics page, without its value."""
     with urllib.request.urlopen(f"http://127.0.0.1:{stack.admin_port}/metrics", timeout=10) as reply:
         lines = reply.read().decode().splitlines()
-    told = [line for line in lines if line and not line.startswith("#")]
-    for line in told:
+    samples = [line for line in lines if line and not line.startswith("#")]
+    for line in samples:
         float(line.rpartition(" ")[2])
-    return {line.rpartition(" ")[0] for line in told}
+    return {line.rpartition(" ")[0] for line in samples}
 
 
 def odd(draw: random.Random) -> str:
@@ -72,8 +72,8 @@ def test_a_key_in_a_query_is_written_down_nowhere(stack, engine, path):
     with stack.client() as client:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         reply = client.get(path) if "models" in path else client.post(path, json=body)
-    told = reply.text + str(reply.headers) + stack.log("sidecar") + stack.log("envoy") + json.dumps(stack.status())
-    assert SECRET not in told
+    output = reply.text + str(reply.headers) + stack.log("sidecar") + stack.log("envoy") + json.dumps(stack.status())
+    assert SECRET not in output
     assert SECRET not in str([request["path"] for request in engine.seen()[1]])
 
 

@@ -21,7 +21,7 @@ def signer():
 
 
 @pytest.fixture(scope="module")
-def stranger():
+def other_key():
     return make_signer()
 
 
@@ -79,11 +79,11 @@ def test_other_tokens_are_refused(stack, signer, changed):
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_a_forged_signature_is_refused(stack, signer, stranger):
+def test_a_forged_signature_is_refused(stack, signer, other_key):
     unsigned = jwt.encode(claims(), None, algorithm="none")
     head, body, signature = sign(signer, claims("other")).split(".")
     swapped = ".".join((head, sign(signer, claims()).split(".")[1], signature))
-    forged = (sign(stranger, claims()), sign(stranger, claims(), "two"))
+    forged = (sign(other_key, claims()), sign(other_key, claims(), "two"))
     for token in (unsigned, unsigned + signature, swapped, f"{head}.{body}.", *forged):
         assert ask(stack, authorization=f"Bearer {token}").status_code == 401
 

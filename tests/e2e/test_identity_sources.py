@@ -66,11 +66,11 @@ def workload(authority):
 @pytest.fixture(scope="module", params=["static", "xds"])
 def stack(request, signer, authority, folder) -> Iterator[TlsStack]:
     served = authority.issue("keys", "127.0.0.1")
-    stranger = Authority(folder, "stranger")
+    other_authority = Authority(folder, "other")
     with (
         EngineSim(model="m", decode_rate=2000.0, prefill_rate=1e6) as sim,
         KeyServer(served, jwks(one=signer)) as keys,
-        KeyServer(stranger.issue("false-keys", "127.0.0.1"), jwks(one=signer)) as false_keys,
+        KeyServer(other_authority.issue("false-keys", "127.0.0.1"), jwks(one=signer)) as false_keys,
     ):
 
         def issuer(name: str, server: KeyServer) -> dict[str, object]:
@@ -176,8 +176,8 @@ def test_what_nobody_vouches_for_counts_for_nothing(stack, workload):
     forwarded = f"URI={SPIFFE.format('acme')}"
     forged = {"x_tenant": "acme", "x_forwarded_client_cert": forwarded, "x_jwt_payload": "e30", "x_din_tenant": "acme"}
     assert code(stack.ask(**forged)) == "invalid_api_key"
-    stranger = workload("spiffe://corp.example/somebody")
-    assert code(stack.ask(stranger, **forged)) == "invalid_api_key"
+    unknown_workload = workload("spiffe://corp.example/somebody")
+    assert code(stack.ask(unknown_workload, **forged)) == "invalid_api_key"
     assert code(stack.ask(workload(SPIFFE.format("other")), **forged)) == 200
 
 
@@ -203,12 +203,12 @@ def test_metrics_show_the_identity_and_one_name_for_tenants_that_are_not_listed(
         with urlopen(f"{stack.admin_url}/metrics", timeout=30) as reply:
             return reply.read().decode()
 
-    def shown() -> bool:
+    def is_counted() -> bool:
         kinds = [("(unlisted)", "jwt"), ("acme", "key"), ("acme", "certificate")]
         text = page()
         return all(f'din_requests_identified_total{{din_tenant_id="{name}",din_identity="{kind}"}}' in text for name, kind in kinds)
 
-    stack.eventually(shown, page)
+    stack.eventually(is_counted, page)
     assert "team-8" not in page()
 
 
@@ -263,9 +263,9 @@ def ask_from(stack: Stack, address: str, **headers: str) -> httpx.Response:
 
 def test_a_gateway_in_front_is_known_by_its_network(plain, signer):
     forwarded = f"By=spiffe://corp.example/edge;URI={SPIFFE.format('acme')}"
-    for said in ({"x_tenant": "acme"}, {"x_forwarded_client_cert": forwarded}):
-        assert code(ask_from(plain, "127.0.0.2", **said)) == 200
-        assert code(ask_from(plain, "127.0.0.1", **said)) == "invalid_api_key"
+    for spoofed in ({"x_tenant": "acme"}, {"x_forwarded_client_cert": forwarded}):
+        assert code(ask_from(plain, "127.0.0.2", **spoofed)) == 200
+        assert code(ask_from(plain, "127.0.0.1", **spoofed)) == "invalid_api_key"
     assert code(ask_from(plain, "127.0.0.1", x_forwarded_for="127.0.0.2", x_tenant="acme")) == "invalid_api_key"
     assert (
         code(ask_from(plain, "127.0.0.2", x_tenant="acme", x_forwarded_client_cert=forwarded.replace("acme", "other")))

@@ -56,11 +56,11 @@ def test_the_pool_depends_on_deadline_and_budgets(stack):
 def test_explain_replay_and_verify_know_them(stack):
     asked = {"headers": {"x-din-timeout-ms": "4000", "x-din-budget-cost": "0.05"}, "body": {"model": "m", "messages": [], "max_tokens": 9}}
     (stack.folder / "request.json").write_text(json.dumps(asked))
-    said = command(stack, "explain", str(stack.folder / "request.json"), "--tenant", "acme")
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert "deadline in ms 4000, budget in money 0.05" in said.stdout
-    assert "rule      - frugal -> small: it has no budget in tokens" in said.stdout
-    assert "rule      * urgent -> quick" in said.stdout
+    result = command(stack, "explain", str(stack.folder / "request.json"), "--tenant", "acme")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "deadline in ms 4000, budget in money 0.05" in result.stdout
+    assert "rule      - frugal -> small: it has no budget in tokens" in result.stdout
+    assert "rule      * urgent -> quick" in result.stdout
     stack.all_accounted()
     stack.eventually(
         lambda: '"budget_cost":50000000' in "".join(file.read_text() for file in (stack.folder / "audit").glob("*.jsonl")), "it is recorded"

@@ -52,9 +52,9 @@ def test_the_only_node_of_its_kind_has_no_substitute(engines):
 
 def test_check_says_that_kinds_are_kept_apart(engines):
     with Stack(config(engines, "whole", "small", "split")) as stack:
-        said = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "din_extproc", "check", str(stack.config_file)], capture_output=True, text=True, check=False, timeout=60
         )
-        assert said.returncode == 0, said.stdout
-        assert "the nodes differ in dtype (bf16: whole, split; fp8: small): a request stays with nodes of one kind" in said.stdout
-        assert "the nodes differ in tp_world_size" in said.stdout
+        assert result.returncode == 0, result.stdout
+        assert "the nodes differ in dtype (bf16: whole, split; fp8: small): a request stays with nodes of one kind" in result.stdout
+        assert "the nodes differ in tp_world_size" in result.stdout

@@ -173,33 +173,33 @@ def test_a_request_costs_redis_one_call_before_and_at_most_one_after_while_slots
 def everything_in(server) -> str:
     """All names and values in Redis, as text."""
     readers = {"string": "GET", "hash": "HGETALL", "list": "LRANGE {} 0 -1", "set": "SMEMBERS", "zset": "ZRANGE {} 0 -1"}
-    shown = []
+    stored = []
     with redis.Redis(port=server.port) as connection:
         for key in connection.scan_iter():
             command, *rest = readers[connection.type(key).decode()].replace("{}", "KEY").split()
             arguments = [key if part == "KEY" else part for part in rest] or [key]
-            shown += [key, connection.execute_command(command, *arguments)]
-    return repr(shown)
+            stored += [key, connection.execute_command(command, *arguments)]
+    return repr(stored)
 
 
 def test_neither_keys_nor_their_hashes_show_up_anywhere(stack, sims):
     key = key_of("single")
     digest = tenant("single")["keys"][0]["hash"].rpartition("$")[2]
     forged = "sk-test-SECRET-of-somebody"
-    said = [stack.chat(ask(), tenant_name="single") for _ in range(2)]
-    assert [reply.status_code for reply in said] == [200, 429]
+    sent_replies = [stack.chat(ask(), tenant_name="single") for _ in range(2)]
+    assert [reply.status_code for reply in sent_replies] == [200, 429]
     for sim in sims:
         sim.fail("unavailable")
-    said.append(stack.chat(ask(), headers={"x-api-key": key}))
-    assert said[-1].status_code == 503
+    sent_replies.append(stack.chat(ask(), headers={"x-api-key": key}))
+    assert sent_replies[-1].status_code == 503
     with stack.client(None) as client:
         for header in ({"authorization": f"Bearer {forged}"}, {"x-api-key": forged}, {"api-key": forged}):
-            said.append(client.post(f"{PATH}?api_key={forged}", json=ask(), headers=header))
-            assert said[-1].status_code == 401
+            sent_replies.append(client.post(f"{PATH}?api_key={forged}", json=ask(), headers=header))
+            assert sent_replies[-1].status_code == 401
     nodes = [sim.seen()[1] for sim in sims]
     assert sum(map(len, nodes)) == 1 + 1 + RETRIES
     places = {
-        "answers": "".join(reply.text + repr(reply.headers) for reply in said),
+        "answers": "".join(reply.text + repr(reply.headers) for reply in sent_replies),
         "the sidecar's log": stack.log("sidecar"),
         "Envoy's log": stack.log("envoy"),
         "Redis": everything_in(stack.redis),

@@ -76,7 +76,7 @@ def test_a_prompt_that_is_too_long_for_the_rules_pool_goes_to_the_fallback_befor
         assert {reply.headers["x-din-degraded-reason"] for reply in replies} == {"context_length_exceeded"}
         assert not fleet.members["gpu-11"].seen()[1], "the short pool was not asked"
         command = [sys.executable, "-m", "din_extproc", "explain", str(file), "--tenant", "acme", "-c", str(example.config_file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert said.returncode == 0, said.stdout + said.stderr
-        assert "context_length_exceeded" in said.stdout
-        assert "cluster-standard-reasoning" in said.stdout
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "context_length_exceeded" in result.stdout
+        assert "cluster-standard-reasoning" in result.stdout

@@ -16,7 +16,7 @@ from tests.support.servers import EngineSim, free_port, together
 from tests.support.stack import Stack, node, tenant
 
 pytestmark = pytest.mark.e2e
-NOBODY = "127.0.0.1:9"
+UNUSED_ADDRESS = "127.0.0.1:9"
 BAD_EVENT = "data: {no json\\n\\n"
 HEALTH = {"probe": {"every_s": 1, "timeout_s": 1.0}, "least_answers": 1}
 
@@ -31,18 +31,18 @@ def engines() -> Iterator[dict[str, EngineSim]]:
 
 @pytest.fixture(scope="module")
 def stack(engines) -> Iterator[Stack]:
-    door, told = {"http_address": f"127.0.0.1:{free_port()}", "node_tokens_file": "tokens.yaml"}, {"address": f"127.0.0.1:{free_port()}"}
+    door, xds = {"http_address": f"127.0.0.1:{free_port()}", "node_tokens_file": "tokens.yaml"}, {"address": f"127.0.0.1:{free_port()}"}
     with Collector() as collector:
-        stack = Stack({}, gateway={"scrape_s": 0.2, "registry": door, "xds": told})
+        stack = Stack({}, gateway={"scrape_s": 0.2, "registry": door, "xds": xds})
         (stack.folder / "audit.key").write_text("an audit key of these tests, long enough")
         (stack.folder / "tokens.yaml").write_text("{}\n")
-        lost = {"dns": "gone.local:8000", "server": NOBODY, "version": "1", "dtype": "bf16", "max_seq_len": 8192}
+        lost = {"dns": "gone.local:8000", "server": UNUSED_ADDRESS, "version": "1", "dtype": "bf16", "max_seq_len": 8192}
         live = [node(name, engines[name].address) for name in "ab"]
         stack.write(
             {
                 "pools": {
                     "p": {"model": "m", "engine": "vllm", "scheduler": "round_robin", "nodes": live},
-                    "gone": {"model": "m", "engine": "vllm", "nodes": [node("gone", NOBODY)], "discover": lost},
+                    "gone": {"model": "m", "engine": "vllm", "nodes": [node("gone", UNUSED_ADDRESS)], "discover": lost},
                     "other": {"model": "m", "engine": "vllm", "nodes": [node("d", engines["d"].address, dtype="fp8")]},
                     "dead": {"model": "dead", "engine": "vllm", "nodes": [node("c", engines["c"].address)]},
                 },

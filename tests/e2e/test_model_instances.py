@@ -80,8 +80,8 @@ def row(stack: Stack) -> dict:
 
 def answer(stack: Stack, model: str) -> tuple[int, str, str]:
     reply = stack.chat(model=model)
-    said = reply.json()["choices"][0]["message"]["content"] if reply.status_code == 200 else ""
-    return reply.status_code, reply.headers.get("x-din-node-id", ""), said
+    content = reply.json()["choices"][0]["message"]["content"] if reply.status_code == 200 else ""
+    return reply.status_code, reply.headers.get("x-din-node-id", ""), content
 
 
 def test_every_model_of_an_engine_is_served_with_its_own_queue_and_what_the_engine_unloads_is_not(stack, engine, tmp_path):

@@ -50,9 +50,14 @@ def chat(node, body=CHAT, **headers):
 
 def test_a_node_registers_with_the_address_of_its_envoy_and_beats(node, registry):
     node.eventually(lambda: registry.registrations, "a registration")
-    said = registry.registrations[0]
-    assert (said["id"], said["address"], said["model"], said["version"]) == ("gpu-1", node.address, "sim-model", "2025.3.1")
-    assert said["weights_sha256"] == hashlib.sha256(b"weights" * 1000).hexdigest()
+    registration = registry.registrations[0]
+    assert (registration["id"], registration["address"], registration["model"], registration["version"]) == (
+        "gpu-1",
+        node.address,
+        "sim-model",
+        "2025.3.1",
+    )
+    assert registration["weights_sha256"] == hashlib.sha256(b"weights" * 1000).hexdigest()
     node.eventually(lambda: len(registry.beats) >= 2, "a second heartbeat")
     assert registry.beats[-1]["state"] == "ready"
 
@@ -99,8 +104,8 @@ def test_health_shows_the_real_queue_to_the_agents_port_and_through_envoy(node, 
     long = {**CHAT, "max_tokens": 300}
 
     def queue(port=None):
-        status, shown = node.health(port)
-        return status, shown["state"], shown["waiting"], shown["running"], shown["in_flight"]
+        status, health_report = node.health(port)
+        return status, health_report["state"], health_report["waiting"], health_report["running"], health_report["in_flight"]
 
     with ThreadPoolExecutor(5) as clients:
         running = [clients.submit(chat, node, long) for _ in range(5)]

@@ -140,12 +140,12 @@ def accounted(stack: Stack, exchanges: int = 1) -> Iterator[SimpleNamespace]:
     """What the exchanges inside the block came to. Afterwards no slot is taken."""
     stack.eventually(lambda: not stack.status()["exchanges"]["open"], "nothing is open")
     before = stack.all_accounted()["counts"]
-    told = SimpleNamespace()
-    yield told
+    accounts = SimpleNamespace()
+    yield accounts
     after = stack.settled(sum(before["outcomes"].values()) + exchanges)["counts"]
     changed = {name: count - before["outcomes"].get(name, 0) for name, count in after["outcomes"].items()}
-    told.outcomes = {name: count for name, count in changed.items() if count}
-    told.tokens = sum(after[f"{kind}_tokens"] - before[f"{kind}_tokens"] for kind in ("prompt", "completion"))
+    accounts.outcomes = {name: count for name, count in changed.items() if count}
+    accounts.tokens = sum(after[f"{kind}_tokens"] - before[f"{kind}_tokens"] for kind in ("prompt", "completion"))
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "every slot is free")
 
 
@@ -153,25 +153,25 @@ def accounted(stack: Stack, exchanges: int = 1) -> Iterator[SimpleNamespace]:
 def test_a_node_sends_no_client_elsewhere(stack, parrot, status):
     """A client that follows a redirection takes the prompt along."""
     parrot.answers(status, b"", location="http://127.0.0.1:1/steal")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         reply = stack.chat(ask())
     ours(reply, 502, "upstream_error")
     assert "location" not in reply.headers
-    assert told.outcomes == {"upstream_error": 1}
+    assert accounts.outcomes == {"upstream_error": 1}
 
 
 def test_a_node_that_claims_more_tokens_than_can_be_is_not_believed(stack, parrot):
     usage = {"prompt_tokens": 1_000_000_000, "completion_tokens": 1_000_000_000_000}
     answer = {"object": "chat.completion", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": usage}
     parrot.answers(200, json.dumps(answer).encode(), content_type="application/json")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         assert stack.chat(ask()).json()["usage"] == usage
-    assert told.outcomes == {"completed": 1}
-    assert 0 < told.tokens < 100
+    assert accounts.outcomes == {"completed": 1}
+    assert 0 < accounts.tokens < 100
 
 
 def test_every_captured_error_is_retold_and_the_connection_goes_on(stack, parrot):
-    with accounted(stack, len(CAPTURED)) as told, stack.client() as client:
+    with accounted(stack, len(CAPTURED)) as accounts, stack.client() as client:
         for name, (code, status, param) in CAPTURED.items():
             head, _, body = (CAPTURES / f"{name}.txt").read_bytes().replace(b"\r\n", b"\n").partition(b"\n\n")
             parrot.answers(int(head.split()[1]), body, content_type="application/json", server="engine")
@@ -179,8 +179,8 @@ def test_every_captured_error_is_retold_and_the_connection_goes_on(stack, parrot
             answer = client.post(PATH, json=ask(engine, stream="stream" in name))
             assert ours(answer, status, code)["error"]["param"] == param
             assert answer.headers["x-din-node-id"] == f"node-{engine}"
-    assert told.tokens == 0
-    assert told.outcomes["client_error"] > told.outcomes["upstream_error"] > 0
+    assert accounts.tokens == 0
+    assert accounts.outcomes["client_error"] > accounts.outcomes["upstream_error"] > 0
 
 
 DETAIL = json.dumps({"detail": "no such field"}).encode()
@@ -219,7 +219,7 @@ def test_whatever_a_node_writes_its_class_is_kept_and_nothing_else_of_it_shows(s
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_nothing(stack, parrot, chunked):
     parrot.answers(200, PAGE, content_type="text/html", chunked=chunked)
-    with accounted(stack, 2) as told, stack.client() as client:
+    with accounted(stack, 2) as accounts, stack.client() as client:
         answer = client.post(PATH, json=ask(stream=chunked))
         body = answer.json()
         assert (answer.status_code, body["status"], body["code"]) == (502, 502, "upstream_error")
@@ -227,18 +227,18 @@ def test_a_web_page_that_calls_itself_a_good_answer_is_a_502_that_costs_nothing(
         assert answer.headers["content-type"] == "application/json"
         parrot.answers(400, DETAIL)
         assert client.post(PATH, json=ask()).json()["detail"] == "no such field", "the next one on the same connection"
-    assert (told.outcomes.get("upstream_error"), told.tokens) == (1, 0)
+    assert (accounts.outcomes.get("upstream_error"), accounts.tokens) == (1, 0)
 
 
 def test_a_translation_that_fails_is_a_502_and_nothing_of_the_engines_own_words_shows(stack, parrot):
     arguments = b"[" * 10_000 + b"]" * 10_000
     deep = b'{"message":{"content":"own words","tool_calls":[{"function":{"arguments":%b}}]},"done":true}' % arguments
     parrot.answers(200, deep, content_type="application/json")
-    with accounted(stack, 2) as told:
+    with accounted(stack, 2) as accounts:
         ours(stack.chat(ask("native")), 502, "upstream_error")
         parrot.answers(200, b'{"message":{"content":"hi"}}\n' + deep, content_type="application/x-ndjson")
         streamed = stack.chat(ask("native", stream=True))
-    assert told.outcomes == {"upstream_error": 2}
+    assert accounts.outcomes == {"upstream_error": 2}
     assert "own words" not in streamed.text
     assert '"upstream_error"' in streamed.text
     assert streamed.text.endswith("data: [DONE]\n\n")
@@ -246,12 +246,12 @@ def test_a_translation_that_fails_is_a_502_and_nothing_of_the_engines_own_words_
 
 def test_an_answer_that_is_too_large_to_be_translated_is_a_502_with_the_reason_in_the_log(stack, parrot):
     parrot.answers(200, b'{"done":true,"message":{"content":"%b"}}' % (b"x" * (33 << 20)), content_type="application/json")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         answer = stack.chat(ask("native"))
     body = answer.json()
     assert (answer.status_code, body["status"], body["code"]) == (502, 502, "upstream_error")
     assert "larger than the gateway holds" in body["detail"]
-    assert (told.outcomes, told.tokens) == ({"upstream_error": 1}, 0)
+    assert (accounts.outcomes, accounts.tokens) == ({"upstream_error": 1}, 0)
 
     def logged() -> list[str]:
         return [json.loads(line)["code"] for line in stack.log("sidecar").splitlines() if body["trace_id"] in line]
@@ -270,20 +270,20 @@ def test_an_error_that_never_ends_is_not_waited_for(stack, parrot):
     parrot.says = parrot.says.removesuffix(b"0\r\n\r\n")
     parrot.is_endless = True
     try:
-        with accounted(stack) as told:
+        with accounted(stack) as accounts:
             ours(stack.chat(ask()), 502, "upstream_error")
     finally:
         parrot.is_endless = False
-    assert (told.outcomes, told.tokens) == ({"upstream_error": 1}, 0)
+    assert (accounts.outcomes, accounts.tokens) == ({"upstream_error": 1}, 0)
 
 
 def test_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the_tenant(stack, parrot):
     parrot.answers(429, b'{"error":{"message":"quota"}}', content_type="application/json", retry_after="7")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         body = ours(busy := stack.chat(ask(max_tokens=3000), tenant_name="trial"), 429, "upstream_busy")
     assert parrot.asked == 1
     assert (busy.headers["retry-after"], busy.headers["retry-after-ms"], body["error"]["type"]) == ("7", "7000", "server_error")
-    assert (told.outcomes, told.tokens) == ({"upstream_busy": 1}, 0)
+    assert (accounts.outcomes, accounts.tokens) == ({"upstream_busy": 1}, 0)
     after = stack.chat(ask("m"), tenant_name="trial")
     assert int(after.headers["x-ratelimit-remaining-tokens"]) > 9_000, "the reservation came back"
     own = [stack.chat(ask("m"), tenant_name="single") for _ in range(2)][1].json()["error"]
@@ -292,20 +292,20 @@ def test_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the
 
 def test_a_node_without_memory_is_a_503_with_its_time_and_asked_again_when_it_has_some(stack, sim):
     sim.fail("oom:count=1")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         out = stack.chat(ask("m"))
         body = ours(out, 503, "insufficient_gpu_capacity")
         assert int(out.headers["retry-after"]) >= 1
         assert "GiB" not in out.text, "how large the node is concerns nobody"
-    assert (told.outcomes, told.tokens) == ({"upstream_error": 1}, 0)
+    assert (accounts.outcomes, accounts.tokens) == ({"upstream_error": 1}, 0)
     assert body["error"]["message"]
     assert stack.chat(ask("m")).status_code == 200
 
 
 def test_what_the_gateways_of_nodes_and_envoy_itself_say_passes_as_it_is(stack, parrot):
-    told = {"type": "urn:din-extproc:error:trace_missing", "code": "trace_missing", "detail": "as the node's agent says it"}
-    parrot.answers(400, json.dumps(told).encode(), content_type="application/json")
-    assert stack.chat(ask()).json() == told
+    error_body = {"type": "urn:din-extproc:error:trace_missing", "code": "trace_missing", "detail": "as the node's agent says it"}
+    parrot.answers(400, json.dumps(error_body).encode(), content_type="application/json")
+    assert stack.chat(ask()).json() == error_body
     unreachable = stack.chat(ask("nobody"))
     assert (unreachable.status_code, unreachable.json()["code"]) == (503, "no_healthy_node")
     assert unreachable.json()["detail"] == "No node could be reached"

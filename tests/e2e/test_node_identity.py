@@ -89,8 +89,8 @@ def test_two_nodes_whose_addresses_were_swapped_are_found_by_the_alarm_and_by_ve
         with Stack({"pools": {"p": pool}, "tenants": [tenant("acme")]}, admin_keys=admin_keys()) as gateway:
             walked = verified(gateway)
             assert not walked.sound
-            said = {problem for entry in walked.entries for problem in entry.problems}
-            assert said == {
+            reported = {problem for entry in walked.entries for problem in entry.problems}
+            assert reported == {
                 "the node that the gateway calls gpu-a says that it is gpu-b",
                 "the node that the gateway calls gpu-b says that it is gpu-a",
             }

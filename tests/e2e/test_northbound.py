@@ -66,11 +66,11 @@ def chat(client: httpx.Client, **fields):
 def test_several_choices_come_whole_and_as_interleaved_chunks(client):
     whole = chat(client, n=3).json()["choices"]
     assert [choice["index"] for choice in whole] == [0, 1, 2]
-    said = ["", "", ""]
+    texts = ["", "", ""]
     for event in events(chat(client, n=3, stream=True).text):
         for choice in event["choices"]:
-            said[choice["index"]] += choice["delta"].get("content") or ""
-    assert said == [choice["message"]["content"] for choice in whole]
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    assert texts == [choice["message"]["content"] for choice in whole]
 
 
 def test_log_probabilities_pass_in_either_form(client):
@@ -92,14 +92,14 @@ def test_reasoning_comes_apart_from_the_answer_whole_and_in_deltas(client):
     message = chat(client, model="thinker", max_tokens=60).json()["choices"][0]["message"]
     assert message["reasoning_content"]
     assert message["content"]
-    said = dict.fromkeys(("reasoning_content", "content"), "")
+    texts = dict.fromkeys(("reasoning_content", "content"), "")
     order = []
     for event in events(chat(client, model="thinker", max_tokens=60, stream=True).text):
-        for channel in said:
+        for channel in texts:
             piece = event["choices"][0]["delta"].get(channel) or ""
-            said[channel] += piece
+            texts[channel] += piece
             order += [channel] * bool(piece)
-    assert said == {channel: message[channel] for channel in said}
+    assert texts == {channel: message[channel] for channel in texts}
     assert order == sorted(order, reverse=True), "all of the one, then all of the other"
 
 

@@ -69,8 +69,8 @@ def test_a_drained_node_ends_what_it_has_and_gets_nothing_new_in_any_replica_unt
         two.eventually(lambda: Operator(two).states()["a"] == "draining", "the other replica has heard of it")
         assert answering(two) == {"b"}
         assert all(each.read().endswith(b"data: [DONE]\n\n") for each in streams), "running streams end in their own time"
-    shown = next(row for row in Operator(two).get("/nodes").json()["nodes"] if row["node"]["id"] == "a")
-    assert shown["reasons"][-1] == "drained by ops: new driver"
+    drained = next(row for row in Operator(two).get("/nodes").json()["nodes"] if row["node"]["id"] == "a")
+    assert drained["reasons"][-1] == "drained by ops: new driver"
     assert "draining" in Operator(two).run("nodes").stdout
     assert Operator(one).run("nodes", "undrain", "a").returncode == 0
     one.eventually(lambda: answering(one) == {"a", "b"}, "it has requests again")
@@ -108,10 +108,10 @@ def test_with_every_node_drained_a_request_is_refused_and_availability_says_so(r
     assert {each["reason"] for each in model["unavailable"]} == {"drained by ops"}
     assert operator.get("/availability?model=nothing").status_code == 404
     assert operator.get("/readyz").status_code == 200, "the sidecar itself is ready"
-    told = {each["what"]: each for each in json.loads(operator.run("doctor", "--json").stdout)}
-    assert told["model m"]["said"] == "0 of 2 nodes take requests, 0% of the capacity"
+    findings = {each["what"]: each for each in json.loads(operator.run("doctor", "--json").stdout)}
+    assert findings["model m"]["said"] == "0 of 2 nodes take requests, 0% of the capacity"
     assert operator.run("doctor").returncode == 1
-    assert "a is draining" in told["nodes"]["said"]
+    assert "a is draining" in findings["nodes"]["said"]
 
 
 def test_only_a_key_that_may_operate_gives_orders_and_nonsense_is_refused(replicas):

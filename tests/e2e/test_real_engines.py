@@ -26,8 +26,8 @@ def test_an_engine_that_somebody_else_runs_is_asked_beside_the_real_ones(capsys)
         assert real_engines.main([*arguments, "--quick", "--vllm-pooling", f"{fleet.members['pooled'].address}=org/vectors"]) == 0
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in capsys.readouterr().out.splitlines() if row.startswith("|")]
     assert rows[0] == ["step", "llama.cpp", "vLLM"]
-    told = {step: vllm for step, _, vllm in rows[2:]}
-    assert told.pop("killed mid-stream") == "not ours to kill"
-    assert told.pop("over-long context") == "400 context_length_exceeded"
-    assert told.pop("bad parameter") == "400 invalid_request"
-    assert set(told.values()) == {"ok"}
+    results = {step: vllm for step, _, vllm in rows[2:]}
+    assert results.pop("killed mid-stream") == "not ours to kill"
+    assert results.pop("over-long context") == "400 context_length_exceeded"
+    assert results.pop("bad parameter") == "400 invalid_request"
+    assert set(results.values()) == {"ok"}

@@ -83,9 +83,9 @@ class Replica(Stack):
 
     def join(self, name: str) -> str:
         """Register, be ready, and beat until `rest`. Returns the lease."""
-        status, told = self.register(name)
-        assert status == 200, told
-        path, beat = f"/v1/nodes/{name}/heartbeat", {"lease": told["lease"], "sequence": 1}
+        status, reply_body = self.register(name)
+        assert status == 200, reply_body
+        path, beat = f"/v1/nodes/{name}/heartbeat", {"lease": reply_body["lease"], "sequence": 1}
         assert self.say("POST", path, beat, name) == (200, {"drain": False})
         resting = self.resting
 
@@ -97,7 +97,7 @@ class Replica(Stack):
 
         self.threads.append(threading.Thread(target=beats))
         self.threads[-1].start()
-        return told["lease"]
+        return reply_body["lease"]
 
     def rest(self) -> None:
         """No more heartbeats."""
@@ -208,7 +208,7 @@ def beating(replica: Replica, name: str, lease: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "code", "told"),
+    ("fields", "status", "code", "reason"),
     [
         ({"weights_sha256": SHA[:-1] + "b"}, 422, "untrue", "sha256"),
         ({"version": "9.9.9"}, 422, "untrue", "versions 1.0.0"),
@@ -238,10 +238,10 @@ def beating(replica: Replica, name: str, lease: str) -> subprocess.Popen[bytes]:
         ({"address": "192.0.2.1:8000"}, 403, "forbidden", "does not hold for the address 192.0.2.1:8000"),
     ],
 )
-def test_a_registration_that_is_not_true_or_not_sound_is_refused_with_the_reason(pair, fields, status, code, told):
+def test_a_registration_that_is_not_true_or_not_sound_is_refused_with_the_reason(pair, fields, status, code, reason):
     answered, body = pair[0].register("gpu-1", **fields)
     assert (answered, body["code"]) == (status, code), body
-    assert told in body["detail"]
+    assert reason in body["detail"]
 
 
 def test_without_a_sound_token_nobody_gets_in_or_sees_anything(pair):
@@ -389,6 +389,6 @@ def test_the_nodes_command_shows_them(pair):
 def test_no_node_registers_where_the_gateway_itself_listens(pair):
     one, _ = pair
     for port in (one.port, one.envoy_admin_port, one.admin_port, one.access_log_port, one.grpc_port, one.http_port):
-        status, told = one.register("gpu-1", address=f"127.0.0.1:{port}")
-        assert (status, told["code"]) == (403, "forbidden")
-        assert f"the gateway itself listens at 127.0.0.1:{port}" in told["detail"]
+        status, reply_body = one.register("gpu-1", address=f"127.0.0.1:{port}")
+        assert (status, reply_body["code"]) == (403, "forbidden")
+        assert f"the gateway itself listens at 127.0.0.1:{port}" in reply_body["detail"]

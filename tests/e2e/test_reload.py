@@ -42,12 +42,12 @@ def running(sims) -> Iterator[Stack]:
 def stack(running, sims) -> Stack:
     """With the configuration that it was started with."""
     running.write(config(sims))
-    running.eventually(lambda: not shown(running)["rejected_successor"], "the sound file is in use")
+    running.eventually(lambda: not read_configuration(running)["rejected_successor"], "the sound file is in use")
     running.eventually(lambda: running.chat().headers.get("x-din-node-id") == "node-first", "it decides")
     return running
 
 
-def shown(stack: Stack) -> dict[str, str]:
+def read_configuration(stack: Stack) -> dict[str, str]:
     return stack.status()["configuration"]
 
 
@@ -99,34 +99,36 @@ BROKEN = {
 
 
 def test_a_broken_file_changes_nothing_and_is_told_with_its_reason(stack):
-    used = shown(stack)["fingerprint"]
+    used = read_configuration(stack)["fingerprint"]
     sound = stack.config_file.read_text()
-    told = ""
+    rejected = ""
     for name, breaking in BROKEN.items():
         broken = breaking(sound)
         assert broken != sound, name
         lines = stack.log("sidecar").count("changed configuration rejected")
         stack.config_file.write_text(broken)
-        stack.eventually(lambda told=told: shown(stack)["rejected_successor"] not in ("", told), f"refused: {name}")
-        told = shown(stack)["rejected_successor"]
-        assert str(stack.config_file) in told, name
-        assert (shown(stack)["fingerprint"], lands(stack)) == (used, "node-first"), name
+        stack.eventually(
+            lambda rejected=rejected: read_configuration(stack)["rejected_successor"] not in ("", rejected), f"refused: {name}"
+        )
+        rejected = read_configuration(stack)["rejected_successor"]
+        assert str(stack.config_file) in rejected, name
+        assert (read_configuration(stack)["fingerprint"], lands(stack)) == (used, "node-first"), name
         assert stack.log("sidecar").count("changed configuration rejected") == lines + 1, name
     stack.config_file.write_text(sound)
-    stack.eventually(lambda: shown(stack)["rejected_successor"] == "", "the sound file is in use again")
+    stack.eventually(lambda: read_configuration(stack)["rejected_successor"] == "", "the sound file is in use again")
 
 
 def test_a_file_that_is_gone_or_unreadable_changes_nothing(stack):
-    used = shown(stack)["fingerprint"]
+    used = read_configuration(stack)["fingerprint"]
     away = stack.config_file.with_suffix(".away")
     stack.config_file.rename(away)
-    stack.eventually(lambda: shown(stack)["rejected_successor"] != "", "its absence is told")
-    assert (shown(stack)["fingerprint"], lands(stack)) == (used, "node-first")
+    stack.eventually(lambda: read_configuration(stack)["rejected_successor"] != "", "its absence is told")
+    assert (read_configuration(stack)["fingerprint"], lands(stack)) == (used, "node-first")
     stack.config_file.mkdir()
-    assert (shown(stack)["fingerprint"], lands(stack)) == (used, "node-first")
+    assert (read_configuration(stack)["fingerprint"], lands(stack)) == (used, "node-first")
     stack.config_file.rmdir()
     away.rename(stack.config_file)
-    stack.eventually(lambda: shown(stack)["rejected_successor"] == "", "it is back")
+    stack.eventually(lambda: read_configuration(stack)["rejected_successor"] == "", "it is back")
 
 
 def test_a_symlink_that_is_swapped_is_followed_as_kubernetes_does_it(running, sims):
@@ -140,7 +142,7 @@ def test_a_symlink_that_is_swapped_is_followed_as_kubernetes_does_it(running, si
     (folder / "..data").symlink_to("..1")
     running.config_file.unlink()
     running.config_file.symlink_to(Path("..data") / "din.yaml")
-    running.eventually(lambda: lands(running) == "node-first" and not shown(running)["rejected_successor"], "the link is read")
+    running.eventually(lambda: lands(running) == "node-first" and not read_configuration(running)["rejected_successor"], "the link is read")
     (folder / "..data_new").symlink_to("..2")
     (folder / "..data_new").rename(folder / "..data")
     running.eventually(lambda: lands(running) != "node-first", "the swap is noticed")

@@ -85,15 +85,15 @@ def ask(model: str, **fields) -> dict:
 def accounted(stack: Stack, exchanges: int = 1) -> Iterator[SimpleNamespace]:
     """What the exchanges inside the block came to: `outcomes`, `prompt` and `completion` tokens. Afterwards no slot is taken."""
     before = stack.all_accounted()["counts"]
-    told = SimpleNamespace()
-    yield told
+    accounts = SimpleNamespace()
+    yield accounts
     after = stack.settled(sum(before["outcomes"].values()) + exchanges)["counts"]
-    told.outcomes = {
+    accounts.outcomes = {
         name: count - before["outcomes"].get(name, 0)
         for name, count in after["outcomes"].items()
         if count > before["outcomes"].get(name, 0)
     }
-    told.prompt, told.completion = (after[f"{kind}_tokens"] - before[f"{kind}_tokens"] for kind in ("prompt", "completion"))
+    accounts.prompt, accounts.completion = (after[f"{kind}_tokens"] - before[f"{kind}_tokens"] for kind in ("prompt", "completion"))
     stack.eventually(lambda: stack.redis_keys(":lease:") == [], "every slot is free")
 
 
@@ -123,13 +123,13 @@ def texts(answer: str) -> list[str]:
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": None}])
 def test_who_did_not_ask_for_usage_sees_none_and_is_charged_exactly_all_the_same(stack, sims, options):
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         answer = whole(stack, "steady", **options)
     assert answer.endswith(DONE)
     assert all(event["choices"] and event.get("usage") is None for event in events(answer))
     [request] = sims["steady"].seen()[1]
     assert json.loads(request["body"])["stream_options"]["include_usage"] is True
-    assert (told.prompt, told.completion) == (request["prompt_tokens"], request["completion_tokens"])
+    assert (accounts.prompt, accounts.completion) == (request["prompt_tokens"], request["completion_tokens"])
 
 
 def test_who_asked_for_usage_sees_it_once(stack, sims):
@@ -141,20 +141,20 @@ def test_who_asked_for_usage_sees_it_once(stack, sims):
 
 def test_a_stream_without_usage_is_charged_by_what_was_counted(stack, sims):
     sims["steady"].fail("no_usage; truncate:after=12")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         answer = whole(stack, "steady")
     assert len([text for text in texts(answer) if text]) == 12
-    assert told.outcomes == {"upstream_truncated": 1}
-    assert 12 <= told.completion < 40
-    assert told.prompt > 0
+    assert accounts.outcomes == {"upstream_truncated": 1}
+    assert 12 <= accounts.completion < 40
+    assert accounts.prompt > 0
 
 
 def test_a_client_that_resets_after_five_deltas_pays_for_about_five(stack, sims):
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         leave_after(stack, 5)
-    assert told.outcomes == {"client_cancelled": 1}
-    assert 5 <= told.completion < 40
-    assert 0 < told.prompt < 50
+    assert accounts.outcomes == {"client_cancelled": 1}
+    assert 5 <= accounts.completion < 40
+    assert 0 < accounts.prompt < 50
 
 
 # Errors after the 200
@@ -164,22 +164,22 @@ def test_a_client_that_resets_after_five_deltas_pays_for_about_five(stack, sims)
 @pytest.mark.parametrize("as_text", [False, True])
 def test_an_error_event_is_a_failure_and_no_finish_is_made_up(stack, sims, after, as_text):
     sims["steady"].fail(f"error_event:after={after},message=engine died,text={str(as_text).lower()}")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         answer = whole(stack, "steady")
-    assert told.outcomes == {"upstream_error": 1}
+    assert accounts.outcomes == {"upstream_error": 1}
     [error] = [event["error"] for event in events(answer) if "error" in event]
     assert error["message"] == "engine died"
     assert {"type", "code"} <= error.keys()
     assert not any(choice.get("finish_reason") for event in events(answer) for choice in event.get("choices", ()))
-    assert (told.completion == 0) if not after else (20 <= told.completion < 60)
+    assert (accounts.completion == 0) if not after else (20 <= accounts.completion < 60)
 
 
 def test_a_null_error_beside_choices_is_none(stack, sims):
     harmless = 'data: {"error":null,"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
     sims["steady"].ask("POST", "/_faults", {"faults": [{"kind": "insert", "after": 3, "body": harmless}]})
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         assert harmless in whole(stack, "steady")
-    assert told.outcomes == {"completed": 1}
+    assert accounts.outcomes == {"completed": 1}
 
 
 # Streams that stop
@@ -188,19 +188,19 @@ def test_a_null_error_beside_choices_is_none(stack, sims):
 def test_a_stream_that_is_reset_half_way_is_reset_for_the_client_and_not_tried_again(stack, sims):
     sims["pair"].fail("reset:after=40")
     sims["spare"].fail("reset:after=40")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         answer = cut(stack, "pair")
     assert len([text for text in texts(answer) if text]) <= 40
     assert DONE not in answer
-    assert told.outcomes == {"upstream_truncated": 1}
-    assert told.prompt > 0
-    assert told.completion < 120
+    assert accounts.outcomes == {"upstream_truncated": 1}
+    assert accounts.prompt > 0
+    assert accounts.completion < 120
     assert sims["pair"].seen()[0]["requests"] + sims["spare"].seen()[0]["requests"] == 1
 
 
 def test_a_stream_that_ends_cleanly_without_an_end_says_so_in_band(stack, sims):
     sims["steady"].fail("truncate:after=40")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         answer = whole(stack, "steady")
     assert DONE not in answer
     *before, last = events(answer)
@@ -208,30 +208,30 @@ def test_a_stream_that_ends_cleanly_without_an_end_says_so_in_band(stack, sims):
     assert last["error"]["type"] != "invalid_request_error"
     assert len([text for text in texts(answer) if text]) == 40
     assert not any("error" in event for event in before)
-    assert told.outcomes == {"upstream_truncated": 1}
-    assert 40 <= told.completion < 120
+    assert accounts.outcomes == {"upstream_truncated": 1}
+    assert 40 <= accounts.completion < 120
 
 
 def test_before_the_first_byte_another_node_is_asked_and_the_client_sees_one_stream(stack, sims):
     sims["pair"].fail("reset:count=1")
-    with accounted(stack, 2) as told:
+    with accounted(stack, 2) as accounts:
         answers = [stack.chat(ask("pair")) for _ in range(2)]  # by turns: one of them meets the fault
     for answer in answers:
         assert answer.status_code == 200
         assert len({event["id"] for event in events(answer.text)}) == 1
         assert answer.text.endswith(DONE)
     assert [answer.headers["x-din-node-id"] for answer in answers] == ["spare", "spare"]
-    assert told.outcomes == {"completed": 2}
-    assert told.completion == sims["spare"].seen()[0]["completion_tokens"]
+    assert accounts.outcomes == {"completed": 2}
+    assert accounts.completion == sims["spare"].seen()[0]["completion_tokens"]
 
 
 def test_after_the_first_byte_nobody_else_is_asked(stack, sims):
     sims["pair"].fail("reset:after=3")
     sims["spare"].fail("reset:after=3")
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         cut(stack, "pair")
     assert sims["pair"].seen()[0]["requests"] + sims["spare"].seen()[0]["requests"] == 1
-    assert told.outcomes == {"upstream_truncated": 1}
+    assert accounts.outcomes == {"upstream_truncated": 1}
 
 
 # Clients that leave
@@ -254,10 +254,10 @@ def leave_after(stack: Stack, deltas: int, model: str = "slow", **fields) -> Non
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_the_work_of_the_node_and_frees_its_slot(stack, sims, stream):
     slow = sims["slow"]
-    with accounted(stack) as told:
+    with accounted(stack) as accounts:
         leave_after(stack, 5 if stream else 0, stream=stream)
         stack.eventually(lambda: slow.seen()[0]["aborted"] == 1, "the node hears of it")
-    assert told.outcomes == {"client_cancelled": 1}
+    assert accounts.outcomes == {"client_cancelled": 1}
     [request] = slow.seen()[1]
     assert request["completion_tokens"] < ROOM / 4, "the node went on for nobody"
     assert slow.gauge("num_requests_running") == 0
@@ -305,13 +305,13 @@ async def test_a_node_is_not_asked_to_compress(stack, zipped):
         return web.Response(body=b"".join([*EVENTS, USAGE, DONE.encode()]), content_type="text/event-stream")
 
     async with at_work(zipped, willing), httpx.AsyncClient(base_url=stack.url, timeout=10) as client:
-        with accounted(stack) as told:
+        with accounted(stack) as accounts:
             reply = await client.post(
                 PATH, json=ask("zipped"), headers={"authorization": f"Bearer {key_of('acme')}", "accept-encoding": "gzip, br, zstd"}
             )
             assert "content-encoding" not in reply.headers
     assert reply.content == b"".join([*EVENTS, DONE.encode()])
-    assert (told.prompt, told.completion) == (7, 20)
+    assert (accounts.prompt, accounts.completion) == (7, 20)
     assert "accept-encoding" not in zipped.seen[0].headers
 
 
@@ -320,12 +320,12 @@ async def test_what_is_compressed_all_the_same_arrives_as_it_is_and_is_not_free(
         return await compressed(request, [*EVENTS, USAGE, DONE.encode()])
 
     async with at_work(zipped, stubborn), httpx.AsyncClient(base_url=stack.url, timeout=10) as client:
-        with accounted(stack) as told:
+        with accounted(stack) as accounts:
             reply = await client.post(PATH, json=ask("zipped"), headers={"authorization": f"Bearer {key_of('acme')}"})
     assert reply.headers["content-encoding"] == "gzip"
     assert reply.content == b"".join([*EVENTS, USAGE, DONE.encode()]), "label and body agree"
-    assert told.prompt > 0
-    assert told.completion <= ROOM
+    assert accounts.prompt > 0
+    assert accounts.completion <= ROOM
 
 
 @pytest.mark.parametrize("status", [200, 503])
@@ -338,11 +338,11 @@ async def test_a_compressed_json_answer_agrees_with_its_label_on_success_and_on_
         )
 
     async with at_work(zipped, stubborn), httpx.AsyncClient(base_url=stack.url, timeout=10) as client:
-        with accounted(stack) as told:
+        with accounted(stack) as accounts:
             reply = await client.post(PATH, json=ask("zipped", stream=False), headers={"authorization": f"Bearer {key_of('acme')}"})
     assert reply.status_code == status
     if status == 200:
         assert reply.json() == json.loads(body)
     else:
         assert (reply.json()["code"], "content-encoding" in reply.headers) == ("upstream_error", False)
-    assert (told.prompt > 0) == (status == 200)
+    assert (accounts.prompt > 0) == (status == 200)

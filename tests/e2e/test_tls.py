@@ -53,11 +53,11 @@ class Secure(Stack):
         self.tls = self.authority.client(self.authority.issue("watcher", "watcher"))
         (self.folder / "tokens.yaml").write_text("".join(f'{name}: "{token.hash}"\n' for name, token in TOKENS.items()))
 
-    def node(self, engine: EngineSim, shown: str) -> NodeStack:
+    def node(self, engine: EngineSim, common_name: str) -> NodeStack:
         """An agent of `gpu-1` that shows the certificate of this name."""
         token = self.folder / "gpu-1.token"
         token.write_text(TOKENS["gpu-1"].text)
-        tls = {"ca": str(self.authority.file), **self.authority.issue(f"node-{shown}", shown)}
+        tls = {"ca": str(self.authority.file), **self.authority.issue(f"node-{common_name}", common_name)}
         return NodeStack(engine.address, f"https://127.0.0.1:{self.http_port}", token_file=str(token), registry_tls=tls)
 
     def serial(self, port: int) -> str:
@@ -98,9 +98,9 @@ def test_a_node_with_the_certificate_of_another_is_refused_with_the_reason(secur
         assert not agent.health()[1]["registered"]
 
 
-def asked(secure, shown: str, token: str) -> grpc.RpcError | None:
+def asked(secure, common_name: str, token: str) -> grpc.RpcError | None:
     """What the registry's gRPC port says to whoever shows this certificate and this node's token. None: it lets it in."""
-    files = secure.authority.issue("asker", shown)
+    files = secure.authority.issue("asker", common_name)
     credentials = grpc.ssl_channel_credentials(
         secure.authority.file.read_bytes(), Path(files["key"]).read_bytes(), Path(files["cert"]).read_bytes()
     )
@@ -135,8 +135,8 @@ def spoken(port: int, context: ssl.SSLContext | None, hello: bytes) -> bytes:
 
 
 def test_who_shows_no_certificate_or_a_stranger_s_or_speaks_no_tls_gets_no_answer_at_any_port(secure, tmp_path):
-    stranger = Authority(tmp_path, "stranger")
-    odd = stranger.issue("odd", "gpu-1")
+    other_authority = Authority(tmp_path, "other")
+    odd = other_authority.issue("odd", "gpu-1")
     believing = ssl.create_default_context(cafile=str(secure.authority.file))
     believing.load_cert_chain(odd["cert"], odd["key"])
     old = secure.authority.client(secure.authority.issue("old", "old"))
@@ -165,9 +165,9 @@ def test_the_table_of_nodes_is_asked_for_over_the_secured_admin_port(secure):
 def test_a_node_s_envoy_reaches_its_agent_over_mutual_tls_and_nobody_else_does(engine, tmp_path):
     authority = Authority(tmp_path)
     mutual = {**authority.issue("agent", "127.0.0.1", "localhost"), "client_ca": str(authority.file)}
-    shown = {"ca": str(authority.file), **authority.issue("envoy", "envoy"), "server_name": "localhost"}
+    client_tls = {"ca": str(authority.file), **authority.issue("envoy", "envoy"), "server_name": "localhost"}
     ext_proc, health = free_port(), free_port()
-    proxy = {"ext_proc": {"address": f"127.0.0.1:{ext_proc}", "tls": mutual}, "sidecar_tls": shown}
+    proxy = {"ext_proc": {"address": f"127.0.0.1:{ext_proc}", "tls": mutual}, "sidecar_tls": client_tls}
     nobody = f"http://127.0.0.1:{free_port()}"
     own = {"address": f"127.0.0.1:{health}", "tls": mutual}
     with NodeStack(engine.address, nobody, envoy=True, proxy=proxy, health=own) as node:

@@ -26,9 +26,9 @@ PATH = "/v1/chat/completions"
 TOKEN = make_node_token("gpu-1", bytes([7]) * ENTROPY_BYTES)
 WATCHER = make_key("watcher", bytes([8]) * ENTROPY_BYTES)
 PASSWORD, AUDIT, COLLECTOR, LATER = (f"{name}-SECRETSECRETSECRETSECRETSECRET" for name in ("redis", "audit", "collector", "later"))
-SAID = {name: f"{name}-SAIDINSECRET" for name in ("wrong", "apikey", "cookie", "basic", "query", "prompt", "tool", "token", "body")}
+SENT_SECRETS = {name: f"{name}-SAIDINSECRET" for name in ("wrong", "apikey", "cookie", "basic", "query", "prompt", "tool", "token", "body")}
 """What clients and nodes send that nobody else may see, right or wrong."""
-SECRETS = [key_of("acme"), TOKEN.text, WATCHER.text, PASSWORD, AUDIT, COLLECTOR, LATER, *SAID.values()]
+SECRETS = [key_of("acme"), TOKEN.text, WATCHER.text, PASSWORD, AUDIT, COLLECTOR, LATER, *SENT_SECRETS.values()]
 PORTS = ("ext_proc", "access_log", "xds", "registry", "registry_http", "admin")
 
 
@@ -114,15 +114,22 @@ def test_no_port_tells_a_stranger_what_it_is_made_of(stack, silent):
     shapes += ["OPTIONS * HTTP/1.1", "TRACE / HTTP/1.1", "GET /../../etc/passwd HTTP/1.1", "GET /dashboard/%2e%2e/%2e%2e/port.py HTTP/1.1"]
     for name, port in {**stack.ports, "listener": stack.port}.items():
         for shape in shapes:
-            told = raw_request(port, f"{shape}\r\nhost: g\r\nconnection: close\r\n\r\n".encode(), 0.5).lower()
-            assert b" 200 ok" not in told, (name, shape, told)
+            response = raw_request(port, f"{shape}\r\nhost: g\r\nconnection: close\r\n\r\n".encode(), 0.5).lower()
+            assert b" 200 ok" not in response, (name, shape, response)
             for word in (b"aiohttp", b"python", b"grpc-python", b"envoy", b"secret-", b"root:", b"traceback"):
-                assert word not in told, (name, shape, told)
+                assert word not in response, (name, shape, response)
 
 
 @pytest.mark.parametrize("authorization", ["", f"Bearer {key_of('acme')}", "Bearer din_gpu-1_" + "A" * 43, "Basic Z3B1LTE6", "x" * 5000])
 def test_the_registry_tells_a_stranger_nothing_and_takes_nothing(stack, authorization):
-    said = {"id": "gpu-1", "address": "10.0.0.66:8000", "model": "secret-model", "version": "2025.3.1", "dtype": "bf16", "engine": "vllm"}
+    registration = {
+        "id": "gpu-1",
+        "address": "10.0.0.66:8000",
+        "model": "secret-model",
+        "version": "2025.3.1",
+        "dtype": "bf16",
+        "engine": "vllm",
+    }
     base, answers = f"http://127.0.0.1:{stack.ports['registry_http']}/v1/nodes", set()
     for node_id in ("gpu-1", "nobody"):
         for method, url in (
@@ -132,7 +139,7 @@ def test_the_registry_tells_a_stranger_nothing_and_takes_nothing(stack, authoriz
             ("POST", f"{base}/{node_id}/drain"),
             ("DELETE", f"{base}/{node_id}"),
         ):
-            reply = httpx.request(method, url, json={**said, "id": node_id}, headers={"authorization": authorization}, timeout=10)
+            reply = httpx.request(method, url, json={**registration, "id": node_id}, headers={"authorization": authorization}, timeout=10)
             answers.add((reply.status_code, reply.text))
     assert len(answers) == 1, answers
     assert next(iter(answers))[0] == 401
@@ -189,34 +196,44 @@ def test_with_keys_of_its_own_the_admin_port_tells_a_stranger_no_more_than_wheth
 
 
 def test_no_secret_is_written_down_or_shown_whatever_goes_wrong(stack, engine):
-    body = {"model": "m", "messages": [{"role": "user", "content": SAID["prompt"]}], "max_tokens": 2}
+    body = {"model": "m", "messages": [{"role": "user", "content": SENT_SECRETS["prompt"]}], "max_tokens": 2}
     body |= {"tool_choice": "none"}
-    body["tools"] = [{"type": "function", "function": {"name": "f", "description": SAID["tool"], "parameters": {"type": "object"}}}]
+    body["tools"] = [{"type": "function", "function": {"name": "f", "description": SENT_SECRETS["tool"], "parameters": {"type": "object"}}}]
     hidden = {
-        "x-api-key": SAID["apikey"],
-        "cookie": f"session={SAID['cookie']}",
-        "proxy-authorization": f"Basic {SAID['basic']}",
+        "x-api-key": SENT_SECRETS["apikey"],
+        "cookie": f"session={SENT_SECRETS['cookie']}",
+        "proxy-authorization": f"Basic {SENT_SECRETS['basic']}",
     }
 
     def ask(key: str = key_of("acme"), path: str = PATH, **fields):
         with stack.client(None) as client:
             return client.post(path, json={**body, **fields}, headers={**hidden, "authorization": f"Bearer {key}"})
 
-    told = [ask(), ask(f"din_acme_{SAID['wrong']}"), ask(SAID["wrong"]), ask(path=f"{PATH}?api_key={SAID['query']}")]
-    told += [ask(path=f"/nowhere?key={SAID['query']}"), ask(model="none"), ask(max_tokens="many"), ask(temperature=[SAID["body"]])]
-    told += [ask(key_of("trial")), ask(key_of("trial"))]
+    response = [
+        ask(),
+        ask(f"din_acme_{SENT_SECRETS['wrong']}"),
+        ask(SENT_SECRETS["wrong"]),
+        ask(path=f"{PATH}?api_key={SENT_SECRETS['query']}"),
+    ]
+    response += [
+        ask(path=f"/nowhere?key={SENT_SECRETS['query']}"),
+        ask(model="none"),
+        ask(max_tokens="many"),
+        ask(temperature=[SENT_SECRETS["body"]]),
+    ]
+    response += [ask(key_of("trial")), ask(key_of("trial"))]
     with stack.client() as client:
-        told.append(client.post(PATH, content=b'{"model":"m","messages":"' + SAID["body"].encode()))
+        response.append(client.post(PATH, content=b'{"model":"m","messages":"' + SENT_SECRETS["body"].encode()))
     for fault in ("unavailable:count=9", "oom:count=9", "throttle:count=9", "reset:count=9"):
         engine.fail(fault)
-        told.append(ask())
+        response.append(ask())
     engine.fail("")
     nodes = f"http://127.0.0.1:{stack.ports['registry_http']}/v1/nodes"
-    for token in (f"din_gpu-1_{SAID['token']}", TOKEN.text):
-        for form in ({"id": "gpu-1"}, {"id": "gpu-1", "address": "nowhere", "model": SAID["body"]}, {"id": "gpu-2"}):
-            told.append(httpx.post(nodes, json=form, headers={"authorization": f"Bearer {token}"}, timeout=10))
+    for token in (f"din_gpu-1_{SENT_SECRETS['token']}", TOKEN.text):
+        for form in ({"id": "gpu-1"}, {"id": "gpu-1", "address": "nowhere", "model": SENT_SECRETS["body"]}, {"id": "gpu-2"}):
+            response.append(httpx.post(nodes, json=form, headers={"authorization": f"Bearer {token}"}, timeout=10))
     httpx.get(f"{stack.admin_url}/dashboard/data", headers={"authorization": f"Bearer {WATCHER.text}"}, timeout=10)
-    httpx.get(f"{stack.admin_url}/dashboard/data", headers={"authorization": f"Bearer {SAID['wrong']}"}, timeout=10)
+    httpx.get(f"{stack.admin_url}/dashboard/data", headers={"authorization": f"Bearer {SENT_SECRETS['wrong']}"}, timeout=10)
     bad = (
         {"store": {"url": f"redis://:{LATER}@[nowhere"}},
         {"store": {"url": f"redi://:{LATER}@127.0.0.1"}},
@@ -233,9 +250,9 @@ def test_no_secret_is_written_down_or_shown_whatever_goes_wrong(stack, engine):
     stack.write(stack.sections)
     stack.eventually(lambda: stack.status()["configuration"]["rejected_successor"] == "", "the good file is taken again")
     with stack.redis.paused():
-        told.append(ask())
-    assert {reply.status_code for reply in told} >= {200, 400, 401, 404, 429, 503}
-    everything = stack.written() + "".join(reply.text + str(reply.headers) for reply in told)
+        response.append(ask())
+    assert {reply.status_code for reply in response} >= {200, 400, 401, 404, 429, 503}
+    everything = stack.written() + "".join(reply.text + str(reply.headers) for reply in response)
     found = [secret for secret in SECRETS if secret in everything or secret.rpartition("_")[2] in everything]
     context = [
         everything[max(0, at.start() - 300) : at.end() + 100] for secret in found for at in re.finditer(re.escape(secret), everything)

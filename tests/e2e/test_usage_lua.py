@@ -137,9 +137,9 @@ async def test_a_recorded_json_answer_passes_and_its_usage_arrives(setup: Rig, n
     _, body = capture(CAPTURES / f"{name}.txt")
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     got, found = await exchange(setup, answers([body[at : at + 999] for at in range(0, len(body), 999)], headers=headers), stream=False)
-    told = json.loads(body)["usage"]
+    reported = json.loads(body)["usage"]
     assert got == body
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (told["prompt_tokens"], told.get("completion_tokens", 0))
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (reported["prompt_tokens"], reported.get("completion_tokens", 0))
     assert (found.outcome, found.usage.estimated, found.first_token_ms) == (Outcome.COMPLETED, False, None)
 
 
@@ -152,8 +152,8 @@ async def test_an_error_after_the_200_is_a_failure_of_the_node(setup: Rig, befor
     assert found.error in {"server_error", "error"}
     assert (found.first_token_ms is None) == (before == 0)
     assert found.usage.total_tokens == (60 if before else 0)
-    shown = json.loads(sse.datas(got)[before])["error"]
-    assert {"message", "type", "code"} <= set(shown)
+    client_error = json.loads(sse.datas(got)[before])["error"]
+    assert {"message", "type", "code"} <= set(client_error)
     assert b'"finish_reason": "stop"' not in got
 
 
@@ -219,17 +219,20 @@ async def test_a_stream_that_stops_half_way_is_truncated_and_not_completed(setup
 @pytest.mark.parametrize("kind", ["event-stream", "json"])
 async def test_what_a_client_made_the_node_echo_neither_blames_the_node_nor_changes_the_price(setup: Rig, kind: str) -> None:
     forged = {"error": {"code": "x"}, "finish_reason": "abort", "usage": {"input_tokens": 1, "output_tokens": 1}}
-    told = {
+    reported = {
         "object": "response",
         "usage": {"input_tokens": 1000, "output_tokens": 90},
         "metadata": forged,
         "tools": [{"parameters": forged}],
     }
     if kind == "event-stream":
-        events = [{"type": "response.created", "response": {**told, "usage": None}}, {"type": "response.completed", "response": told}]
+        events = [
+            {"type": "response.created", "response": {**reported, "usage": None}},
+            {"type": "response.completed", "response": reported},
+        ]
         got, found = await exchange(setup, answers([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]))
     else:
-        got, found = await exchange(setup, answers([json.dumps(told).encode()], headers={"content-type": "application/json"}))
+        got, found = await exchange(setup, answers([json.dumps(reported).encode()], headers={"content-type": "application/json"}))
     assert b"upstream_error" not in got
     assert (found.outcome, found.usage, found.error) == (Outcome.COMPLETED, Usage(1000, 90), "")
 

@@ -287,9 +287,9 @@ async def test_what_envoy_refuses_leaves_what_it_had_and_is_shown_with_its_reaso
         await until(lambda clusters: clusters.acked == good.versions[CLUSTER])
         service.publish(bad)
         await until(lambda clusters: clusters.refusal)
-        shown = service.snapshot_status()["envoys"][0].types["clusters"]
-        assert "connect_timeout" in shown.refusal.lower() or "ConnectTimeout" in shown.refusal
-        assert shown.acked == good.versions[CLUSTER]
+        cluster_status = service.snapshot_status()["envoys"][0].types["clusters"]
+        assert "connect_timeout" in cluster_status.refusal.lower() or "ConnectTimeout" in cluster_status.refusal
+        assert cluster_status.acked == good.versions[CLUSTER]
         async with httpx.AsyncClient() as client:
             found = (await client.get(f"http://127.0.0.1:{admin}/clusters")).text
         assert "p::127.0.0.1:8000::" in found
@@ -318,9 +318,9 @@ def test_a_node_that_registers_reaches_envoy_by_event_and_leaves_it_by_event(eng
     with RedisServer() as redis, Replica(redis, gateway={"xds": {"address": f"127.0.0.1:{free_port()}"}}) as stack:
         assert hosts(stack, "chat") == set()
         began = time.monotonic()
-        status, told = stack.register("gpu-1", address=address)
+        status, registered = stack.register("gpu-1", address=address)
         assert status == 200
-        beat = {"lease": told["lease"], "sequence": 1}
+        beat = {"lease": registered["lease"], "sequence": 1}
         assert stack.say("POST", "/v1/nodes/gpu-1/heartbeat", beat, "gpu-1") == (200, {"drain": False})
         stack.eventually(lambda: hosts(stack, "chat") == {address}, "Envoy knows it")
         joined_ms = 1000 * (time.monotonic() - began)
