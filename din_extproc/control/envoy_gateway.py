@@ -81,17 +81,17 @@ def _check(topology: Topology) -> None:
                 "set `gateway.reached_at`, the host under which the cluster reaches this sidecar, and `gateway.ext_proc.address`"
             )
     if topology.fail_open_pool is not None:
-        raise ValueError("`fail_open`: routes of Envoy Gateway can't tell a request that nobody decided about from one that was refused")
+        raise ValueError("`fail_open`: Envoy Gateway's routes can't tell undecided from refused requests; use `render envoy`")
     for pool in topology.pools:
         if pool.is_remote:
             raise ValueError(f"pool {pool.name}: Envoy Gateway has no place for the listeners of hosted APIs; use `render envoy`")
         if not pool.nodes:
             raise ValueError(f"pool {pool.name}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
         if _NAME(pool.name) is None:
-            raise ValueError(f"pool {pool.name}: Kubernetes takes names of lower-case letters, digits, '-' and '.' only")
+            raise ValueError(f"pool {pool.name}: a Kubernetes name has lower-case letters, digits, '-' and '.' only; rename the pool")
     ways = [way.name for way in _ways(topology)]
     if len(set(ways)) < len(ways):
-        raise ValueError("pools: the names of two that requests move between run into those of two others; take the dots out of them")
+        raise ValueError("pools: two pairs of a pool and its fallback get the same resource name; rename them without dots")
 
 
 class _Way(Struct, frozen=True):

@@ -38,7 +38,7 @@ def read_credential(source: CredentialSource, env: Mapping[str, str]) -> str:
     if not found:
         raise CredentialUnavailable(f"the {name} is not set or empty")
     if not (found.isascii() and found.isprintable()):
-        raise CredentialUnavailable(f"the {name} holds more than one line, or characters that no header takes")
+        raise CredentialUnavailable(f"the {name} has more than one line, or characters that are invalid in a header")
     return found
 
 
@@ -67,7 +67,7 @@ class CredentialFiles:
                     found.append(f"node {node.id}: {folder} can't be written: {(error.strerror or 'unknown reason').lower()}")
         for problem in found:
             if problem not in self._problems:
-                _log.error("credential not handed to Envoy: %s", problem)
+                _log.error("credential not written for Envoy: %s", problem)
         self._problems = tuple(found)
         return self._problems
 

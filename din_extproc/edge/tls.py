@@ -94,7 +94,7 @@ class ReloadedFiles(Generic[Made]):
                 self._made = self._make()
                 _log.info("%s has changed and is in use", self._files[0])
             except CertificateUnusable as error:
-                _log.error("%s has changed and can't be used, the former one stays: %s", self._files[0], error)
+                _log.error("%s has changed and can't be used, the previous certificate stays in use: %s", self._files[0], error)
         return self._made
 
     def _get_mark(self) -> list[tuple[int, int, int] | None]:

@@ -15,7 +15,7 @@ from din_extproc.settings.section import AsTuple, ModelName, Name, Positive, Sec
 
 def _check_version(text: str) -> str:
     if not is_version(text):
-        raise ValueError(f"{text!r} is not a version such as '2025.3.1', '1.4' or '2.0rc1': constraints could not be held against it")
+        raise ValueError(f"{text!r} is not a version such as '2025.3.1', '1.4' or '2.0rc1': version constraints could not be checked")
     return text
 
 

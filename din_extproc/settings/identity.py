@@ -166,7 +166,7 @@ class TrustedGatewaySection(Section):
         if not self.networks and not self.certificates:
             raise ValueError("`networks` or `certificates`, by which the gateway is known")
         if self.tenant_header is None and not self.client_certificate:
-            raise ValueError("`tenant_header` or `client_certificate: true`: otherwise the gateway says nothing")
+            raise ValueError("set `tenant_header` or `client_certificate: true`: otherwise the gateway names no tenant")
         return self
 
     def trusted_gateway(self) -> TrustedGateway:

@@ -111,7 +111,7 @@ class PricesSection(Section):
     @model_validator(mode="after")
     def _one_place(self) -> "PricesSection":
         if self.file is not None and self.models:
-            raise ValueError("prices stand either under `models` or in `file`")
+            raise ValueError("prices are either under `models` or in `file`")
         return self
 
 

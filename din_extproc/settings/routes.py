@@ -100,7 +100,7 @@ def _condition(value: Any) -> Any:
     if value == "always":
         return {"always": True}
     if isinstance(value, dict) and "always" in value:
-        raise ValueError("`always` stands alone: when: always")
+        raise ValueError("`always` can't be combined with other conditions: when: always")
     if not isinstance(value, dict):
         raise ValueError("`always`, or a mapping of conditions such as {estimated_tokens: {gt: 16000}}, is expected")  # noqa: TRY004 - a finding
     return value

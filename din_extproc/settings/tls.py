@@ -73,7 +73,7 @@ class ListenerTlsSection(ServerTlsSection):
     @model_validator(mode="after")
     def _checkable(self) -> "ListenerTlsSection":
         if self.require_client_certificate and self.client_ca is None:
-            raise ValueError("`require_client_certificate` needs `client_ca`, who issues the certificates")
+            raise ValueError("`require_client_certificate` needs `client_ca`, the CA of clients' certificates")
         return self
 
     def listener_tls(self, folder: Path) -> ListenerTls:

@@ -111,7 +111,7 @@ class AuditLog:
         if self._end.sealed < last == self._end.segment:
             self._seal(path.stat().st_size, sha256(path.read_bytes()).hexdigest())
         if self._end.gap is not None:
-            _log.error("the audit log is not as it was left: %s", self._end.gap.reason)
+            _log.error("the audit log has changed since its writer ended: %s; see `din-extproc audit verify`", self._end.gap.reason)
             self._events.appendleft(self._end.gap)
 
     def record(self, event: Event) -> None:
@@ -234,7 +234,7 @@ class AuditLog:
         self._reported = 0
         if self.failing:
             self.failing = ""
-            _log.warning("the audit log is written again; %d events were lost since the start", self.dropped)
+            _log.warning("the audit log can be written again; %d events were lost since the start", self.dropped)
             self._turned(False)
 
     # -- the disk: in a thread, one step at a time -------------------------------------------------------------------------------------

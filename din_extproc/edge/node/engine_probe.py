@@ -117,6 +117,6 @@ async def fetch(session: aiohttp.ClientSession, url: str, limit: int) -> tuple[i
                     break
             return reply.status, bytes(body[:limit])
     except TimeoutError as error:
-        raise EngineUnreachable(f"{url} does not answer within {_TIMEOUT_S:g} s", gone=False) from error
+        raise EngineUnreachable(f"{url} did not respond within {_TIMEOUT_S:g} s", gone=False) from error
     except aiohttp.ClientError as error:
         raise EngineUnreachable(f"{url} can't be reached: {error or type(error).__name__}", gone=True) from error

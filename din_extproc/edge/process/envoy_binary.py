@@ -40,7 +40,7 @@ def read_envoy_version(binary: Path) -> str:
     result = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_VALIDATE_SECONDS, check=False)  # noqa: S603
     version = _VERSION.search(result.stdout)
     if version is None:
-        raise RuntimeError(f"{binary} does not tell its version")
+        raise RuntimeError(f"{binary} --version prints no version")
     return version[1]
 
 

@@ -57,7 +57,7 @@ class CatalogSource:
             text = self._pull(url)
         except CatalogUnavailable as error:
             if str(error) != self._failing:
-                _log.error("the catalogue stays as it is: %s", error)
+                _log.error("the catalogue was not updated, the last one stays in use: %s", error)
             self._failing = str(error)
             return False
         self._failing = ""
@@ -92,6 +92,6 @@ class CatalogSource:
             msgspec.json.decode(body, type=_Shape)
             text: str = body.decode()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CatalogUnavailable(f"{url} answers with no catalogue: {error}") from error
+            raise CatalogUnavailable(f"{url}: the response is not a catalogue: {error}") from error
         self._etags[url] = etag
         return text

@@ -162,9 +162,9 @@ class OtlpExporter:
         if bool(reason) != self._down:
             self._down = bool(reason)
             if reason:
-                _log.warning("the collector at %s takes nothing: %s", self._endpoint, reason)
+                _log.warning("OTLP export to %s failed: %s", self._endpoint, reason)
             else:
-                _log.info("the collector at %s takes spans and metrics again", self._endpoint)
+                _log.info("OTLP export to %s works again", self._endpoint)
         return not reason
 
 

@@ -43,5 +43,5 @@ def drain(address: Endpoint, at_least_s: float, at_most_s: float) -> int:
         if closed and (not open_requests or passed >= at_most_s):
             return open_requests
         if passed >= at_most_s + _CLOSING_S:
-            raise EnvoyStillOpen(f"Envoy at {address} still accepts connections after it was told to drain; stop it, or try again")
+            raise EnvoyStillOpen(f"Envoy at {address} still accepts connections after the order to drain; stop it, or try again")
         time.sleep(_LOOK_S)

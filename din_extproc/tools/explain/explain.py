@@ -151,7 +151,7 @@ def _authenticate(settings: Settings, view: DecisionView, tenant_id: str, head: 
         if isinstance(found, Authenticated) and tenant is not None and found.tenant.id != tenant.id:
             return IDENTITY_CONFLICT
     if found is MISSING_KEY:
-        raise ExplainFailed("nobody asks: name the tenant with --tenant, or give the request `claims` or a `peer` that names one")
+        raise ExplainFailed("the request has no tenant: name one with --tenant, or give the request `claims` or a `peer` that names one")
     return found
 
 

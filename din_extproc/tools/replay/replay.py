@@ -219,7 +219,7 @@ def _pasts(folders: Iterable[Path], operations: Mapping[str, Operation]) -> Iter
         except OSError as error:
             raise ReplayRefused(f"{folder}: {error.strerror or error}") from error
     if not found:
-        raise ReplayRefused(f"no audit log lies in {', '.join(map(str, folders))}")
+        raise ReplayRefused(f"no audit log found in {', '.join(map(str, folders))}")
 
 
 def _past(text: bytes, operations: Mapping[str, Operation]) -> ReplayedRequest | None:

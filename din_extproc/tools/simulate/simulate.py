@@ -116,7 +116,7 @@ def simulate(options: SimulateOptions, env: Mapping[str, str], progress: ShareDo
             return row
         rows.append(row)
     if first is None or last is None:
-        raise SimulationRefused("there is nothing to try")
+        raise SimulationRefused("there is no variant to simulate")
     workload = first.workload
     return Simulated(
         seconds=workload.seconds, seed=workload.seed, skipped=last.skipped, slo=workload.slo.promised, sized=options.size, rows=tuple(rows)

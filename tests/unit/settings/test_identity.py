@@ -65,7 +65,7 @@ def test_a_certificates_rule_names_one_tenant(rule):
     ("gateway", "complaint"),
     [
         ({"tenant_header": "x-tenant"}, "by which the gateway is known"),
-        ({"networks": ["10.0.0.0/8"]}, "says nothing"),
+        ({"networks": ["10.0.0.0/8"]}, "names no tenant"),
         ({"networks": ["10.0.0.1/8"], "tenant_header": "x-tenant"}, "is not a network"),
         ({"networks": ["10.0.0.0/8"], "tenant_header": "X-Din-Tenant"}, "no other meaning"),
         ({"networks": ["10.0.0.0/8"], "tenant_header": "Authorization"}, "no other meaning"),
