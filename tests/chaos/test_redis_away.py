@@ -192,7 +192,7 @@ async def test_one_line_per_transition_and_none_per_request(server, caplog):
 
 
 @pytest.mark.parametrize("how", ["ended", "paused"])
-async def test_a_channel_that_is_not_heard_is_said_once_with_a_reason_and_once_when_it_is_heard_again(server, how, caplog, monkeypatch):
+async def test_a_lost_subscription_is_logged_once_with_its_reason_and_once_when_it_is_restored(server, how, caplog, monkeypatch):
     monkeypatch.setattr("din_extproc.edge.redis.subscription._SILENCE_S", 0.2)
     monkeypatch.setattr("din_extproc.edge.redis.subscription._CONNECT_S", 0.5)
     tries, began = [], asyncio.Event()

@@ -162,7 +162,7 @@ async def test_a_master_that_is_gone_is_unavailable_for_its_tenants_only(cluster
         assert all(isinstance(answer, Granted | LimitsUnavailable) for answer in answers)
 
 
-async def test_a_cluster_that_is_not_there_is_told():
+async def test_a_cluster_that_is_not_there_is_reported():
     runner = make_carrier(f"redis+cluster://127.0.0.1:{free_port()}", SCRIPTS, timeout_ms=100)
     assert not await runner.start(wait_s=0.5)
     with pytest.raises(LimitsUnavailable):

@@ -65,7 +65,7 @@ def alerts(watches: list[BudgetWatch]) -> dict[tuple[str, ...], float]:
     return found
 
 
-async def test_each_level_is_told_once_by_one_replica(network, caplog):
+async def test_each_level_is_reported_once_by_one_replica(network, caplog):
     watches, _, spend = network
     await spend("a", 390)
     for watch in watches:
@@ -85,7 +85,7 @@ async def test_each_level_is_told_once_by_one_replica(network, caplog):
     assert used == {("all", ""): 0.41, ("each:k", "t"): 0.82}
 
 
-async def test_a_warning_is_told_to_the_webhook_once(network, receiver):
+async def test_a_warning_is_sent_to_the_webhook_once(network, receiver):
     watches, _, spend = network
     background = Background()
     for watch in watches:

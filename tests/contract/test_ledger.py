@@ -71,7 +71,7 @@ async def test_larger_than_the_whole_bucket_is_called_oversize_and_charges_no_re
     assert isinstance(await limits.ask(ceiling, tokens=8000), Granted)
 
 
-async def test_oversize_is_said_even_when_another_dimension_is_exhausted(limits):
+async def test_oversize_is_reported_even_when_another_dimension_is_exhausted(limits):
     await limits.ask(RateLimits(rpm=1))
     answer = await limits.ask(RateLimits(rpm=1), RateLimits(tpm=100), tokens=101)
     assert isinstance(answer, Denied)
@@ -131,7 +131,7 @@ async def test_parallel_requests_can_not_pass_the_check_together(limits):
 @pytest.mark.parametrize(
     ("ceiling", "tokens"), [(RateLimits(rpm=3), 1), (RateLimits(tpm=7001), 2334), (RateLimits(max_streams=2), 1), (RateLimits(rpm=1), 1)]
 )
-async def test_whoever_sleeps_exactly_as_told_is_admitted(limits, moment_ms, ceiling, tokens):
+async def test_a_client_that_sleeps_exactly_retry_after_is_admitted(limits, moment_ms, ceiling, tokens):
     limits.now_ms = NOON_MS + moment_ms
     while isinstance(answer := await limits.ask(ceiling, tokens=tokens, lease_ms=5000), Granted):
         limits.now_ms += 333
@@ -142,7 +142,7 @@ async def test_whoever_sleeps_exactly_as_told_is_admitted(limits, moment_ms, cei
     assert isinstance(await limits.ask(ceiling, tokens=tokens), Granted)
 
 
-async def test_the_longest_of_several_waits_is_told(limits):
+async def test_the_longest_of_several_waits_is_reported(limits):
     tenant, model = RateLimits(rpm=1), RateLimits(tpm=60_000, max_streams=1)
     await limits.ask(tenant, model, tokens=60_000, lease_ms=1000)
     answer = await limits.ask(tenant, model, tokens=2000)

@@ -41,7 +41,7 @@ async def test_one_replica_of_all_asks_until_it_goes_or_falls_silent(link):
     await one.acquire(0)
 
 
-async def test_what_one_says_the_others_hear_and_not_itself(link, server):
+async def test_a_message_of_one_replica_reaches_the_others_and_not_itself(link, server):
     one, two = ProberLease(link, "n3", "one"), ProberLease(link, "n3", "two")
     messages, listening = asyncio.Queue(), asyncio.Event()
     task = asyncio.create_task(ChannelSubscription(make_locator(server.url), two.channel, messages.put_nowait, listening.set).run())

@@ -115,7 +115,7 @@ async def join(registrar: Registrar, name="a", **fields) -> str:
     return outcome.lease
 
 
-async def test_what_one_replica_is_told_the_others_know(each_server, listens, request):
+async def test_an_update_at_one_replica_reaches_the_others(each_server, listens, request):
     async with replica(each_server, request.node.name) as one, replica(each_server, request.node.name, listens=listens) as two:
         lease = await join(one)
         await until(lambda: routed(two) == {"a"}, "the node reaches the other replica")
@@ -183,7 +183,7 @@ async def test_two_registrations_of_one_id_leave_the_newest(server, request):
         await until(lambda: one.table.rows["a"].registration.node.endpoint.port == 8006, "the newest is everywhere")
 
 
-async def test_beats_at_two_replicas_at_once_all_count_or_are_told_why_not(server, request):
+async def test_concurrent_heartbeats_at_two_replicas_count_or_get_a_reason(server, request):
     async with replica(server, request.node.name) as one, replica(server, request.node.name) as two:
         lease = await join(one)
         outcomes = await asyncio.gather(*((one, two)[number % 2].heartbeat("a", lease, ready(number)) for number in range(2, 30)))

@@ -106,7 +106,7 @@ async def test_an_exchange_goes_through_over_a_unix_socket(rig, tmp_path):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_address_that_is_taken_is_said(transport):
+async def test_an_address_that_is_taken_is_reported(transport):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -218,7 +218,7 @@ async def test_an_access_log_that_goes_away_leaves_the_server_alone(rig):
         assert (await play(EnvoyPeer(), made.process())).answered.status == 200
 
 
-async def test_health_says_what_the_owner_said(rig):
+async def test_health_returns_the_status_that_was_set(rig):
     async with rig() as made:
         assert await made.check() == HealthCheckResponse.NOT_SERVING
         made.health.set_serving(serving=True)
@@ -229,7 +229,7 @@ async def test_health_says_what_the_owner_said(rig):
         assert refused.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_health_watch_hears_each_change_once(rig):
+async def test_a_health_watch_gets_each_change_once(rig):
     async with rig() as made:
         statuses = []
         call = made.channel.unary_stream(HEALTH + "Watch")(b"")

@@ -49,7 +49,7 @@ async def _count(url: str, tenant: str) -> None:
             await UsageStore(link, "usage-command").add("r", portion)
 
 
-def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_said(usage, redis_servers):
+def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_reported(usage, redis_servers):
     asyncio.run(_count(redis_servers["valkey8"].url, "former"))
     [row] = csv.DictReader(io.StringIO(usage("--tenant", "former").output))
     assert (row["tenant"], row["requests"]) == ("former", "5")
@@ -63,6 +63,6 @@ def test_a_tenant_that_is_gone_still_has_its_usage_and_one_that_never_was_is_sai
 
 
 @pytest.mark.parametrize("by", ["", "day,day", "colour"])
-def test_what_usage_can_not_be_grouped_by_is_said(usage, by):
+def test_what_usage_can_not_be_grouped_by_is_reported(usage, by):
     result = usage("--by", by)
     assert (result.exit_code, "day, tenant, key, identity, model, rule" in " ".join(result.output.split()).replace("│ ", "")) == (2, True)

@@ -38,7 +38,7 @@ async def link(request, redis_servers):
         yield connected
 
 
-async def test_what_is_said_twice_is_added_once_and_replicas_add_up(link):
+async def test_a_repeated_portion_is_added_once_and_replicas_add_up(link):
     store = UsageStore(link, "")
     many = {UsageKey("2026-12-31", f"tenant-{n}", "m"): UsageTotals(1, 0, 0, 0, n, 1) for n in range(300)}
     first = list(split_by_day(many, 1))
@@ -55,7 +55,7 @@ async def test_what_is_said_twice_is_added_once_and_replicas_add_up(link):
     assert await link.call("TTL", "din:{usage}:2026-12-31") > 86_400 * 366
 
 
-async def test_usage_that_could_not_be_said_is_said_when_redis_is_back():
+async def test_usage_that_could_not_be_written_is_written_when_redis_is_back():
     with RedisServer() as server:
         async with linked(server.url, timeout_ms=100) as link:
             await link.call("SCRIPT", "LOAD", USAGE.source)

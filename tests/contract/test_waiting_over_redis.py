@@ -97,7 +97,7 @@ async def test_what_one_tenant_gives_back_of_what_all_share_wakes_another_tenant
     assert (here.granted, there.granted) == ([("finance", 10.0)], []), "the others hear of it, for the sake of weights"
 
 
-async def test_where_nobody_waits_nothing_is_told(replicas):
+async def test_no_wake_up_is_sent_while_no_request_waits(replicas):
     here, _ = replicas
     await here.link.call("CONFIG", "RESETSTAT")
     await here.ledger.reserve(Claim("one", "finance", (OWN, COMMON), 10, 60_000))

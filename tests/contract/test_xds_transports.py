@@ -52,7 +52,7 @@ def transport(request):
 
 
 @pytest.mark.parametrize("delta", [True, False])
-async def test_a_client_is_told_everything_and_every_change(transport, delta):
+async def test_a_client_gets_all_resources_and_every_change(transport, delta):
     async with Rig(transport) as rig:
         client, call = await rig.connect(delta=delta)
         await follow(client, call, moment(p="1.1"))
@@ -65,7 +65,7 @@ async def test_a_client_is_told_everything_and_every_change(transport, delta):
         assert envoy.id == "envoy-1"
 
 
-async def test_many_clients_are_told_and_one_that_is_silent_keeps_nobody_waiting(transport):
+async def test_many_clients_get_updates_and_a_silent_one_delays_no_other(transport):
     async with Rig(transport) as rig:
         _silent, silent_call = await rig.connect(delta=True)
         await silent_call.read()

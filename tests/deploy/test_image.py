@@ -29,7 +29,7 @@ def last_stage(steps: list[dict[str, str]]) -> list[dict[str, str]]:
     return steps[begins[-1] :]
 
 
-def test_it_runs_as_a_user_without_rights_and_hears_signals_itself(steps):
+def test_it_runs_as_a_user_without_rights_and_receives_signals_itself(steps):
     stage = last_stage(steps)
     assert values(stage, "USER") == ["65532:65532"]
     assert values(stage, "ENTRYPOINT") == ['["din-extproc"]']

@@ -136,7 +136,7 @@ def impatient(client: httpx.Client) -> None:
         client.post(PATH, json=ask(), timeout=1.0)
 
 
-def test_limits_in_shadow_mode_are_counted_and_told_and_refuse_nothing(stack):
+def test_limits_in_shadow_mode_are_counted_and_reported_and_refuse_nothing(stack):
     replies = [stack.chat(ask(), tenant_name="shadow") for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200] * 4
     assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies] == ["0"] * 4

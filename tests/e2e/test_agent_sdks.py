@@ -118,7 +118,7 @@ def test_anthropic_s_sdk_raises_its_own_errors(
     assert body["request_id"] == getattr(raised.value, "request_id", None)
 
 
-def test_anthropic_s_sdk_is_told_of_keys_and_limits(claude: anthropic.Anthropic) -> None:
+def test_anthropic_s_sdk_gets_errors_of_keys_and_limits(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.AuthenticationError) as wrong:
         claude.with_options(api_key="sk-ant-none").messages.create(model="good", max_tokens=5, messages=HELLO)
     assert "authentication_error" in str(wrong.value)

@@ -118,7 +118,7 @@ def test_a_pool_that_is_dead_answers_by_its_fallback_and_says_so(stack, engines)
     assert int(refused.headers["retry-after"]) >= 1
 
 
-def test_what_is_left_out_is_said_wherever_one_asks(stack, engines, tmp_path):
+def test_what_is_left_out_is_reported_wherever_one_asks(stack, engines, tmp_path):
     engines["a-1"].fail("unavailable")
     until_open(stack, "a-1")
     node_breaker = stack.status()["breakers"]["nodes"]["a-1"]
@@ -133,7 +133,7 @@ def test_what_is_left_out_is_said_wherever_one_asks(stack, engines, tmp_path):
     assert row["health"]["state"] == "open"
 
 
-def test_a_client_s_short_patience_speaks_against_nobody(stack, engines):
+def test_a_client_s_short_deadline_does_not_count_against_the_node(stack, engines):
     for engine in engines.values():
         engine.fail("latency:ms=300")
     codes = {stack.chat(headers={"x-din-timeout-ms": "60"}).status_code for _ in range(12)}
@@ -142,7 +142,7 @@ def test_a_client_s_short_patience_speaks_against_nobody(stack, engines):
     assert breakers(stack) == {}
 
 
-def test_errors_that_clients_cause_and_back_pressure_speak_against_nobody(stack, engines):
+def test_client_errors_and_back_pressure_do_not_count_against_the_node(stack, engines):
     assert {stack.chat(temperature="hot").status_code for _ in range(12)} == {400}
     stack.all_accounted()
     assert breakers(stack) == {}

@@ -233,7 +233,7 @@ def test_what_can_never_pass_is_not_tried_again_by_the_client(stack):
             assert _attempts(stack) == before + 1
 
 
-def test_a_client_that_waits_as_told_gets_through(stack, sim):
+def test_a_client_that_waits_for_retry_after_gets_through(stack, sim):
     """One request at a time is allowed: of four that come together some are refused, told when to come again, and pass then."""
     sim.fail("latency:ms=200")
     try:

@@ -78,7 +78,7 @@ def test_a_gateway_in_health_passes_every_check(stack):
     assert {what: each for what, each in healthy.items() if each["verdict"] == "fail"} == {}
 
 
-def test_an_envoy_that_runs_with_another_file_is_told_what_differs(stack, engine):
+def test_differences_of_an_envoy_that_runs_with_another_file_are_reported(stack, engine):
     settings = load(stack.config_file, {})
     assert isinstance(settings, Settings)
     other = yaml.safe_load(render_envoy(settings))

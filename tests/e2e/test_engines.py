@@ -208,7 +208,7 @@ def test_a_prompt_over_the_context_is_refused_with_one_code(stack, name, words):
 
 
 @pytest.mark.parametrize("name", ["tgi-native", "ollama-native", "triton-native"])
-def test_what_an_engine_cant_be_told_is_refused_by_name(stack, name):
+def test_an_unsupported_parameter_is_refused_by_name(stack, name):
     path, body = text_of(name)
     if name == "tgi-native":
         path, body = "/v1/completions", {"model": name, "prompt": "x", "max_tokens": 3}
@@ -218,7 +218,7 @@ def test_what_an_engine_cant_be_told_is_refused_by_name(stack, name):
 
 
 @pytest.mark.parametrize("name", ["tgi", "ollama", "ollama-native"])
-def test_a_wish_that_an_engine_has_not_is_left_out_and_named(stack, engines, name):
+def test_an_unsupported_parameter_is_dropped_and_reported(stack, engines, name):
     body = {**text_of(name)[1], "tools": [TOOL], "parallel_tool_calls": False}
     with stack.client() as client:
         reply = client.post("/v1/chat/completions", json=body)
@@ -281,7 +281,7 @@ def test_an_engine_that_dies_in_mid_stream_never_looks_like_a_good_end(stack, en
 
 
 @pytest.mark.parametrize("name", ["tgi-native", "ollama-native", "vllm"])
-def test_an_engine_that_ends_a_stream_too_soon_is_told_as_truncated(stack, engines, name):
+def test_an_engine_that_ends_a_stream_too_soon_is_reported_as_truncated(stack, engines, name):
     path, body = text_of(name)
     if name == "tgi-native":
         path, body = "/v1/completions", {"model": name, "prompt": "x", "max_tokens": 6}

@@ -673,7 +673,7 @@ async def test_a_client_that_leaves_frees_the_node_and_the_sidecars_stream():
         assert entry["common_properties"]["response_flags"]["downstream_connection_termination"]
 
 
-async def test_every_exchange_is_logged_with_what_the_sidecar_said_and_without_secrets():
+async def test_every_exchange_is_logged_with_the_sidecar_s_metadata_and_without_secrets():
     async with rig(2) as gateway:
         gateway.nodes[0].behaviour = busy
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(

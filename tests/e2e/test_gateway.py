@@ -183,7 +183,7 @@ def test_requests_per_minute_are_limited_with_the_headers_that_clients_know(limi
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_tokens_per_minute_are_limited_and_a_prompt_that_never_fits_is_told_so(limited):
+def test_tokens_per_minute_are_limited_and_a_prompt_that_never_fits_is_reported(limited):
     assert limited.chat(tenant_name="trial", max_tokens=4900).status_code == 200
     limited.settled(1)
     assert limited.chat(tenant_name="trial", max_tokens=3000).status_code == 200, "what was not used came back"

@@ -217,7 +217,7 @@ def test_errors_of_the_request_are_the_sdks_own(gpt: openai.OpenAI, claude: anth
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("prompt", ["overloaded", *FAILURES])
-def test_failures_of_the_provider_are_told_by_the_gateway(
+def test_failures_of_the_provider_are_reported_by_the_gateway(
     gpt: openai.OpenAI, claude: anthropic.Anthropic, engine: str, prompt: str
 ) -> None:
     for stream in (False, True):

@@ -174,7 +174,7 @@ def test_a_request_that_the_other_engine_can_not_take_fails_as_its_own_pool_did(
     assert stack.chat(model="fast").status_code == 200
 
 
-def test_the_answer_names_what_the_other_engine_was_not_told(stack, engines):
+def test_the_answer_names_the_parameters_that_the_other_engine_did_not_get(stack, engines):
     fail(engines, "fast-1", "fast-2")
     reply = stack.chat(model="fast", headers={"x-task-tier": "lenient"}, logit_bias={"5": 1})
     moved(reply)

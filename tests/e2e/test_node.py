@@ -86,7 +86,7 @@ def test_a_request_for_another_version_is_refused(node, engine):
     assert engine.seen()[0]["requests"] == before
 
 
-def test_the_engine_sees_nothing_of_what_is_said_between_envoy_and_agent(node, engine):
+def test_the_engine_gets_no_header_between_envoy_and_agent(node, engine):
     chat(node, authorization="Bearer secret")
     headers = dict(engine.seen(1)[1][0]["headers"])
     assert {"x-din-cluster", "x-din-endpoint", "authorization"} & headers.keys() == set()
@@ -161,7 +161,7 @@ def test_a_flipped_byte_in_the_weights_keeps_a_node_out(engine, tmp_path):
             node.stop()
 
 
-def test_a_node_that_is_told_to_stop_ends_what_it_has_and_leaves(engine):
+def test_a_node_that_gets_sigterm_finishes_its_requests_and_leaves(engine):
     with RegistryThread() as registry, NodeStack(engine.address, registry.url, envoy=True) as node, ThreadPoolExecutor(1) as clients:
         running = clients.submit(chat, node, {**CHAT, "max_tokens": 200, "stream": True})
         node.eventually(lambda: node.health()[1]["in_flight"] == 1, "a stream")
@@ -176,7 +176,7 @@ def test_a_node_that_is_told_to_stop_ends_what_it_has_and_leaves(engine):
         assert "draining" in [beat["state"] for beat in registry.beats]
 
 
-def test_an_engine_that_dies_is_told_and_answered_for_and_its_return_is_told_too():
+def test_an_engine_that_dies_is_reported_and_answered_for_and_its_return_is_reported_too():
     with EngineSim() as engine, RegistryThread() as registry, NodeStack(engine.address, registry.url, envoy=True) as node:
         engine.end()
         reply = chat(node)

@@ -98,7 +98,7 @@ BROKEN = {
 }
 
 
-def test_a_broken_file_changes_nothing_and_is_told_with_its_reason(stack):
+def test_a_broken_file_changes_nothing_and_is_reported_with_its_reason(stack):
     used = read_configuration(stack)["fingerprint"]
     sound = stack.config_file.read_text()
     rejected = ""
@@ -156,7 +156,7 @@ def test_of_two_changes_in_a_row_the_last_one_holds(stack, sims):
     assert lands(stack) == "node-first"
 
 
-def test_a_bad_file_at_the_start_is_said_line_by_line_and_ends_with_1(stack, tmp_path):
+def test_a_bad_file_at_the_start_is_reported_line_by_line_and_ends_with_1(stack, tmp_path):
     bad = tmp_path / "din.yaml"
     text = stack.config_file.read_text().replace("rpm: 2", "rpm: -2", 1).replace("access_log_flush_ms: 10", "access_log_flush_ms: 99999")
     bad.write_text(f"{text}\nalaises: {{}}\n")

@@ -199,7 +199,7 @@ def test_a_new_credential_is_in_use_without_a_restart(site):
     stack.eventually(rotated, lambda: stack.log("sidecar"))
 
 
-def test_an_envoy_that_is_told_its_pools_reaches_the_provider_too(site):
+def test_an_envoy_with_xds_reaches_the_provider_too(site):
     made, _ = site
     xds = {"address": f"127.0.0.1:{free_port()}"}
     with EngineSim(model="m") as local:

@@ -125,7 +125,7 @@ async def test_a_client_that_reads_slowly_slows_the_node_and_fills_nobodys_memor
             answer.close()
 
 
-async def test_a_client_that_leaves_ends_the_translation_and_the_node_hears_of_it():
+async def test_a_client_that_leaves_ends_the_translation_and_the_request_at_the_node():
     gone = asyncio.Event()
 
     async def node(request):

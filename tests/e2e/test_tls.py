@@ -134,7 +134,7 @@ def spoken(port: int, context: ssl.SSLContext | None, hello: bytes) -> bytes:
     return b""
 
 
-def test_who_shows_no_certificate_or_a_stranger_s_or_speaks_no_tls_gets_no_answer_at_any_port(secure, tmp_path):
+def test_clients_without_a_valid_certificate_or_tls_get_no_answer_at_any_port(secure, tmp_path):
     other_authority = Authority(tmp_path, "other")
     odd = other_authority.issue("odd", "gpu-1")
     believing = ssl.create_default_context(cafile=str(secure.authority.file))

@@ -109,7 +109,7 @@ def silent(stack) -> Iterator[list[tuple[str, float, socket.socket]]]:
 # What strangers learn
 
 
-def test_no_port_tells_a_stranger_what_it_is_made_of(stack, silent):
+def test_no_port_reveals_its_software_to_an_unknown_caller(stack, silent):
     shapes = ["GET / HTTP/1.1", "GET /status2 HTTP/1.1", "POST /v1/nodes HTTP/1.1", "DELETE /v1/nodes/gpu-1 HTTP/1.1", "junk"]
     shapes += ["OPTIONS * HTTP/1.1", "TRACE / HTTP/1.1", "GET /../../etc/passwd HTTP/1.1", "GET /dashboard/%2e%2e/%2e%2e/port.py HTTP/1.1"]
     for name, port in {**stack.ports, "listener": stack.port}.items():
@@ -121,7 +121,7 @@ def test_no_port_tells_a_stranger_what_it_is_made_of(stack, silent):
 
 
 @pytest.mark.parametrize("authorization", ["", f"Bearer {key_of('acme')}", "Bearer din_gpu-1_" + "A" * 43, "Basic Z3B1LTE6", "x" * 5000])
-def test_the_registry_tells_a_stranger_nothing_and_takes_nothing(stack, authorization):
+def test_the_registry_reveals_nothing_to_an_unknown_caller_and_accepts_nothing(stack, authorization):
     registration = {
         "id": "gpu-1",
         "address": "10.0.0.66:8000",
@@ -169,7 +169,7 @@ def test_the_dashboard_s_data_is_for_holders_of_its_keys_only(stack):
             assert (reply.status_code, "secret-" in reply.text) == (401, False)
 
 
-def test_with_keys_of_its_own_the_admin_port_tells_a_stranger_no_more_than_whether_it_lives(stack):
+def test_with_keys_of_its_own_the_admin_port_gives_an_unknown_caller_only_its_liveness(stack):
     stack.write(stack.sections, admin_keys=[{"id": "watcher", "hash": WATCHER.hash}])
     pages = ("status", "nodes", "tenants", "metrics", "exchanges?trace=" + "0" * 8)
     try:

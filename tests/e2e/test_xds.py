@@ -129,7 +129,7 @@ class Asking:
         self._thread.join()
 
 
-def test_an_envoy_that_knows_no_node_starts_and_is_told_everything(settled, engines):
+def test_an_envoy_that_knows_no_node_starts_and_gets_all_resources(settled, engines):
     assert {settled.chat().headers["x-din-node-id"] for _ in range(4)} == {"a", "b"}
     assert hosts(settled) == {engine.address for engine in engines}
     status = envoy_status(settled)
@@ -196,7 +196,7 @@ def test_a_new_pool_is_known_to_envoy_before_its_first_request_and_leaves_after_
     assert in_sync(settled)
 
 
-def test_no_worker_uses_a_new_pool_before_envoy_knows_it_and_the_change_is_said_once(engines):
+def test_no_worker_uses_a_new_pool_before_envoy_knows_it_and_the_change_is_logged_once(engines):
     xds = {"address": f"127.0.0.1:{free_port()}"}
     with Stack(config(engines), gateway={"xds": xds, "workers": 2}) as stack:
         wider = config(engines)

@@ -120,7 +120,7 @@ def test_the_kinds_that_each_proxy_needs_are_there(rendering):
     assert wanted[name] <= {document["kind"] for document in yaml.safe_load_all(text)}
 
 
-def test_what_a_mesh_could_not_reach_is_said_with_what_to_change():
+def test_what_a_mesh_could_not_reach_is_reported_with_what_to_change():
     shipped = load(SHIPPED, {})
     assert isinstance(shipped, Settings)
     with pytest.raises(RenderFailed, match="reached_at"):

@@ -227,7 +227,7 @@ PROFILE = settings(max_examples=120)
 
 @PROFILE
 @given(history=st.lists(st.tuples(waits, steps), max_size=30))
-def test_redis_and_its_twin_answer_alike_and_hold_the_same(play, history):
+def test_redis_and_in_memory_ledger_answer_alike_and_hold_the_same(play, history):
     async def story(both):
         await both.play(history)
         assert await both.state_of_redis() == both.state_in_memory()
@@ -241,7 +241,7 @@ def test_redis_and_its_twin_answer_alike_and_hold_the_same(play, history):
     limits=st.lists(ceilings, min_size=1, max_size=4),
     size=tokens,
 )
-def test_after_any_history_the_told_wait_is_true_and_not_a_millisecond_too_long(play, history, limits, size):
+def test_after_any_history_retry_after_is_exact_to_the_millisecond(play, history, limits, size):
     async def story(both):
         await both.play(history)
         before = await both.state_of_redis()

@@ -125,7 +125,7 @@ def test_spans_are_the_values(body):
 
 @settings(max_examples=300)
 @given(body=bodies, data=st.data())
-def test_a_key_said_twice_is_refused(body, data):
+def test_a_duplicate_key_is_refused(body, data):
     spans = build_outline(body).spans
     if spans:
         key = data.draw(st.sampled_from(list(spans)))

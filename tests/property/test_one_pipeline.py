@@ -314,7 +314,7 @@ def test_all_entry_points_decide_alike(settings: Settings, tenant_id: str, asked
     asked=requests(),
     opened=st.sets(st.sampled_from(["s1", "s2", "b1", "x1"])),
 )
-def test_a_proxy_that_chooses_the_node_is_told_what_ext_proc_would_say_but_for_the_nodes(
+def test_ext_authz_gives_the_verdict_of_ext_proc_without_the_nodes(
     settings: Settings, tenant_id: str, asked: Any, opened: set[str]
 ) -> None:
     [(fate, _)] = by_ext_proc(settings, tenant_id, [asked], opened)

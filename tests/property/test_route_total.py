@@ -69,7 +69,7 @@ intents = st.builds(
     st.dictionaries(st.sampled_from(["x-task-tier", "x-a"]), st.text()),
     st.integers(0, 23),
 )
-def test_every_intent_is_routed_to_an_allowed_model_or_refused_and_what_is_said_of_it_is_so(intent, tenant, headers, hour_utc):
+def test_every_intent_is_routed_to_an_allowed_model_or_refused_with_a_true_explanation(intent, tenant, headers, hour_utc):
     asked = (intent, tenant, RequestHead(method="POST", path=intent.operation.value, headers=headers), hour_utc, MEMBERS.get_versions)
     routed, tried = TABLE.route(*asked), TABLE.evaluate_rules(*asked)
     assert [(trial.rule, trial.pool) for trial in tried if trial.matched] == (

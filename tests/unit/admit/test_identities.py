@@ -64,7 +64,7 @@ def test_a_certificate_is_the_tenants_whose_rule_it_matches(peer, expected):
     assert name(found(peer=peer)) == expected
 
 
-def test_a_gateway_is_heard_from_its_networks_and_by_its_certificate_only():
+def test_a_gateway_is_trusted_from_its_networks_and_by_its_certificate_only():
     spoofed = {"x_tenant": "other"}
     assert name(found(peer=EDGE, **spoofed)) == "other gateway:other"
     assert name(found(peer=PeerConnection(uri="spiffe://corp.example/edge"), **spoofed)) == "other gateway:other"

@@ -41,7 +41,7 @@ def test_a_key_opens_in_every_usual_spelling(authorization, x_api_key):
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer   ", "Basic dXNlcjpwYXNz", NEW.text])
-def test_no_key_is_told_how_to_send_one(authorization):
+def test_a_request_without_a_key_gets_the_way_to_send_one(authorization):
     refusal = RING.authenticate(authorization, "", NOON)
     assert refusal.code is RefusalCode.INVALID_API_KEY
     assert "x-api-key" in refusal.message

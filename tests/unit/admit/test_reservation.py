@@ -29,7 +29,7 @@ def test_the_usual_output_settles_where_nine_answers_in_ten_are_shorter():
     assert history.expected_tokens("t", "other") is None
 
 
-def test_the_history_forgets_the_pair_not_heard_of_for_longest():
+def test_the_history_forgets_the_least_recently_used_pair():
     history = OutputHistory(limit=2, trusted_after=1)
     for tenant in ("a", "b", "a", "c"):
         history.learn(tenant, "m", 5)

@@ -37,7 +37,7 @@ async def test_what_was_being_written_when_the_writer_died_is_cut_off_and_the_lo
     assert report.kinds == {"segment": 2, "settled": 6}
 
 
-async def test_records_that_are_gone_when_the_writer_begins_again_are_said_in_the_log(tmp_path):
+async def test_records_that_are_gone_when_the_writer_begins_again_are_reported_in_the_log(tmp_path):
     await written(tmp_path, [settled(at) for at in range(20)])
     (path,) = tmp_path.glob("gw-1-*.jsonl")
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-4]))

@@ -34,7 +34,7 @@ def test_a_file_that_cannot_be_written_is_one_line(render, tmp_path, command):
         assert (result.exit_code, result.stderr.replace("\n", "")) == (1, f"error: {output}: {why}"), result.output
 
 
-def test_what_lies_there_and_is_no_text_is_said(render, tmp_path):
+def test_what_lies_there_and_is_no_text_is_reported(render, tmp_path):
     output = tmp_path / "envoy.yaml"
     output.write_bytes(b"\xff\xfe\x00")
     result = render("envoy", "--no-validate", "-o", str(output))

@@ -58,7 +58,7 @@ def config(tmp_path_factory) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("name", "hint"), [("acmee", "did you mean 'acme'?"), ("nope", "there are: acme, finance"), ("a b&c", "there are: acme, finance")]
 )
-def test_a_tenant_that_there_is_not_is_told_alike_by_every_command(config, command, name, hint):
+def test_an_unknown_tenant_is_reported_alike_by_every_command(config, command, name, hint):
     result = CliRunner().invoke(app, [*command, "--tenant", name, "-c", config], input='{"model": "m"}')
     assert (result.exit_code, result.stderr) == (1, f"error: no tenant is called {name!r}; {hint}\n"), result.output
 

@@ -71,7 +71,7 @@ def delta(request) -> bool:
     return request.param
 
 
-def test_a_client_is_told_clusters_then_their_nodes_then_routes(delta):
+def test_a_client_gets_clusters_then_their_nodes_then_routes(delta):
     link = Link(moment(p="1.1", q="1.1"), delta=delta)
     link.answer_all()
     assert link.kinds() == [CLUSTER, ASSIGNMENT, ROUTES]
@@ -104,7 +104,7 @@ def test_a_cluster_goes_last_when_no_route_leads_there_any_more(delta):
     assert link.client.has == content(link.stream.snapshot)
 
 
-def test_a_cluster_that_is_told_anew_gets_its_nodes_anew(delta):
+def test_a_cluster_that_is_sent_again_gets_its_nodes_again(delta):
     link = Link(moment(p="1.1", q="1.1"), delta=delta)
     link.answer_all()
     link.client.order.clear()
@@ -164,7 +164,7 @@ def test_the_node_is_remembered_from_the_first_message(delta):
     assert {label: each.acked for label, each in status.types.items()} == expected
 
 
-def test_a_client_that_comes_back_with_what_there_is_is_told_nothing_new():
+def test_a_client_that_reconnects_with_current_resources_gets_nothing_new():
     snapshot = moment(p="1.1", q="1.1")
     stream = DiscoveryStream(snapshot, delta=True)
     known = {name: each.version for name, each in snapshot.resources[ASSIGNMENT].items()}

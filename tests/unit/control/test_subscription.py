@@ -156,7 +156,7 @@ def test_a_response_with_assignments_names_only_what_is_new_to_the_client():
     assert respond(client, world(a="1", b="2", c="1"), "3") == ({"c": "1"}, set())
 
 
-def test_what_is_asked_for_again_after_it_was_given_up_is_told_again():
+def test_a_resource_that_is_subscribed_again_is_sent_again():
     client = asks_for("a", "b")
     respond(client, world(a="1", b="1"))
     client.on_request(("a",), "1", None)
@@ -168,14 +168,14 @@ def test_what_is_asked_for_again_after_it_was_given_up_is_told_again():
 # -- changes -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_changed_is_told():
+def test_only_changes_are_sent():
     client = subscribes_to("a", "b")
     assert respond(client, world(a="1", b="1")) == ({"a": "1", "b": "1"}, set())
     client.on_delta_request((), (), {}, "1", None)
     assert respond(client, world(a="1", b="2"), "2") == ({"b": "2"}, set())
 
 
-def test_what_is_no_more_is_named_once_and_told_when_it_is_back():
+def test_a_removed_resource_is_named_once_and_sent_when_it_is_back():
     client = subscribes_to("a")
     respond(client, world(a="1"))
     client.on_delta_request((), (), {}, "1", None)
@@ -190,12 +190,12 @@ def test_what_never_was_is_named_as_missing():
     assert respond(client, world(a="1")) == ({"a": "1"}, {"ghost"})
 
 
-def test_a_client_that_comes_back_is_told_only_what_it_missed():
+def test_a_client_that_reconnects_gets_only_what_it_missed():
     client = subscribes_to("*", known={"a": "1", "b": "1", "gone": "1"}, type_url=CLUSTER)
     assert respond(client, world(CLUSTER, a="1", b="2", c="1")) == ({"b": "2", "c": "1"}, {"gone"})
 
 
-def test_a_client_that_comes_back_with_everything_hears_that_it_has_everything():
+def test_a_client_that_reconnects_with_everything_gets_an_empty_response():
     client = subscribes_to("a", known={"a": "1"})
     assert respond(client, world(a="1")) == ({}, set())
     client.on_delta_request((), (), {}, "1", None)
@@ -210,7 +210,7 @@ def test_asking_again_for_what_it_has_tells_it_again():
     assert respond(client, world(a="1"), "2") == ({"a": "1"}, set())
 
 
-def test_what_is_given_up_is_not_told_any_more():
+def test_an_unsubscribed_resource_is_not_sent_any_more():
     client = subscribes_to("a", "b")
     respond(client, world(a="1", b="1"))
     client.on_delta_request((), ("a",), {}, "1", None)
@@ -236,7 +236,7 @@ def test_everything_and_a_name_then_only_the_name():
     assert respond(client, world(CLUSTER, a="2", b="2"), "2") == ({"a": "2"}, set())
 
 
-def test_what_is_forgotten_is_told_again():
+def test_a_forgotten_resource_is_sent_again():
     client = subscribes_to("a", "b")
     respond(client, world(a="1", b="1"))
     client.on_delta_request((), (), {}, "1", None)

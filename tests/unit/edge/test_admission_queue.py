@@ -90,7 +90,7 @@ async def test_a_slot_that_comes_back_is_taken_by_whoever_waits_first(place):
     assert place.room.snapshot() == {"waiting": 0, "by_tenant": {}, "granted": 2, "expired": 0, "full": 0, "left": 0}
 
 
-async def test_at_the_end_of_its_patience_a_request_is_told_what_is_short(place):
+async def test_a_request_that_waited_too_long_gets_the_refusal_of_the_exhausted_limit(place):
     answer = await place.wait("late", 30)
     assert isinstance(answer, Denied)
     assert (answer.dimension, answer.retry_after_ms > 0) == ("max_streams", True)

@@ -115,7 +115,7 @@ async def test_tasks_and_timers_can_be_waited_for(callbacks):
     assert callbacks.results == [("slept", "slept")]
 
 
-async def test_cancel_is_heard_at_once_and_what_was_waited_for_is_cancelled(callbacks):
+async def test_cancel_is_raised_at_once_and_what_was_waited_for_is_cancelled(callbacks):
     future = asyncio.get_running_loop().create_future()
     cancellations = []
 
@@ -135,7 +135,7 @@ async def test_cancel_is_heard_at_once_and_what_was_waited_for_is_cancelled(call
     assert (len(callbacks.errors), callbacks.results) == (1, [])
 
 
-async def test_cancel_during_a_bare_yield_is_heard_once(callbacks):
+async def test_cancel_during_a_bare_yield_is_raised_once(callbacks):
     async def polite():
         await turns()
         return "done"
@@ -190,7 +190,7 @@ async def test_a_coroutine_that_ignores_its_cancellation_gives_its_result(callba
     assert callbacks.results == ["anyway"]
 
 
-async def test_cancel_from_inside_is_heard_at_the_next_wait(callbacks):
+async def test_cancel_from_inside_is_raised_at_the_next_wait(callbacks):
     drives = []
     future = asyncio.get_running_loop().create_future()
 
@@ -214,7 +214,7 @@ async def test_cancel_after_the_end_does_nothing(callbacks):
     assert (callbacks.results, callbacks.errors) == ([1], [])
 
 
-async def test_awaiting_something_foreign_is_told_to_the_coroutine(callbacks):
+async def test_awaiting_something_foreign_raises_in_the_coroutine(callbacks):
     class Foreign:
         def __await__(self):
             yield "not a future"

@@ -26,7 +26,7 @@ def unusable(**fields):
     return raised.value.field, str(raised.value)
 
 
-def test_what_can_not_be_used_is_said_of_the_file_that_it_is(authority, tmp_path):
+def test_what_can_not_be_used_is_reported_of_the_file_that_it_is(authority, tmp_path):
     one, other = authority.issue("one", "a.test"), authority.issue("other", "b.test")
     (tmp_path / "prose").write_text("no certificate")
     assert unusable(cert=str(tmp_path / "gone"), key=one["key"]) == ("cert", f"{tmp_path}/gone: can't be read: no such file or directory")

@@ -61,14 +61,14 @@ async def refused(port: int) -> bool:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_however_many_stand_in_the_doorway_a_newcomer_gets_in_at_once(tmp_path, run, monkeypatch):
+def test_a_new_connection_is_served_at_once_however_many_handshakes_are_pending(tmp_path, run, monkeypatch):
     monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
     authority = Authority(tmp_path)
     context = server_context(ServerFiles(**authority.issue("port", "localhost")), ())
     assert run(crowded(context, authority.client())) == b"hello"
 
 
-async def test_a_port_that_is_taken_is_said(tmp_path):
+async def test_a_port_that_is_taken_is_reported(tmp_path):
     context = server_context(ServerFiles(**Authority(tmp_path).issue("port", "localhost")), ())
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="already in use"):
         await TlsListener(Inside, context).open("127.0.0.1", taken.getsockname()[1])

@@ -25,7 +25,7 @@ def test_a_refusal_is_openais_error_and_a_problem_document_at_once_and_shows_no_
         (Refusal(RefusalCode.NO_HEALTHY_NODE, ""), False),
     ],
 )
-def test_a_client_is_told_when_another_try_is_no_use(refused, expected):
+def test_a_client_gets_x_should_retry_when_another_try_is_no_use(refused, expected):
     assert (("x-should-retry", "false") in build_refusal_response(refused, HEAD, "t").headers) == expected
 
 

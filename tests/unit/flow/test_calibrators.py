@@ -19,7 +19,7 @@ def test_a_name_is_weighed_as_the_model_it_stands_for():
     assert known.for_name("nobody").calibration.samples == 0
 
 
-def test_what_was_learned_is_told_once_and_adopted_elsewhere():
+def test_what_was_learned_is_reported_once_and_adopted_elsewhere():
     teacher, pupil = gauges(), gauges()
     teacher.learn("m", TEXT.features, TEXT.fixed, TEXT.tokens * 2)
     changes = teacher.take_changes()

@@ -33,7 +33,7 @@ def test_what_sends_a_client_elsewhere_is_an_error_whatever_it_says(status):
     assert "elsewhere" not in dict(given.headers).values()
 
 
-def test_an_error_waits_for_its_body_and_is_told_anew():
+def test_an_error_waits_for_its_body_and_is_rewritten():
     waits = treated(422, content_length=str(len(ENGINE_ERROR)))
     assert isinstance(waits, BufferedTranslation)
     replaced = waits.rewrite(ENGINE_ERROR)
@@ -55,7 +55,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_waited_for_only_when_it_is_j
     assert isinstance(treated(500, content_type=content_type), BufferedTranslation if read else Replacement)
 
 
-def test_times_are_told_in_both_headers_and_problem_json_by_its_name():
+def test_times_are_reported_in_both_headers_and_problem_json_by_its_name():
     replaced = treated(429, accept="application/problem+json", retry_after="Thu, 01 Jan 1970 00:16:47 GMT")
     assert dict(replaced.headers) == {
         "content-type": "application/problem+json",
@@ -123,7 +123,7 @@ def test_an_error_body_of_ours_stays_as_it_is():
         ),
     ],
 )
-def test_a_node_s_error_on_anthropic_s_path_is_told_as_anthropic_does(status, engine_error, expected_status, kind, message):
+def test_a_node_s_error_on_anthropic_s_path_has_anthropic_s_format(status, engine_error, expected_status, kind, message):
     body = json.dumps(engine_error).encode()
     replaced = treated(status, path="/v1/messages", content_length=str(len(body))).rewrite(body)
     assert (replaced.status, json.loads(replaced.body)) == (

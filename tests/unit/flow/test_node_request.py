@@ -117,7 +117,7 @@ def test_a_client_s_own_priority_never_reaches_an_engine_that_schedules_by_it(en
     assert made.headers == ()
 
 
-def test_ollama_is_told_system_where_it_would_drop_a_developer_s_message():
+def test_a_developer_s_message_becomes_a_system_message_for_ollama():
     messages = b'[{"role" : "developer", "content":"developer 1.0"},{"role":"user","content":"h\\u00e9"}]'
     system_messages = messages.replace(b'"role" : "developer"', b'"role" : "system"')
     for path, key in ((CHAT, b"messages"), ("/v1/responses", b"input")):

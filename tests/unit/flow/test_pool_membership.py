@@ -68,7 +68,7 @@ def test_versions_in_service_are_those_of_the_nodes_there_are():
     assert members.get_nodes("unknown") == ()
 
 
-def test_nodes_of_another_dtype_or_tensor_parallel_size_are_no_substitutes_and_envoy_is_told_how_often_it_may_try():
+def test_nodes_of_another_dtype_or_tensor_parallel_size_are_no_substitutes_and_envoy_s_retries_are_limited():
     nodes = (node("a"), node("b", port=8001), replace(node("c", port=8002), dtype="fp8"), replace(node("d", port=8003), tp_world_size=2))
     p = pool("p", *nodes)
     selector = NodeSelector(LoadModel(), PoolMembership.from_pools([p]))

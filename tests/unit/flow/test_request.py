@@ -102,7 +102,7 @@ def code(verdict) -> str:
         ("bound", "!=2025.4" + ",!=2024.1" * 12, ">=2025.3,<2026,!=2025.4" + ",!=2024.1" * 12),
     ],
 )
-async def test_the_node_is_told_the_whole_version_constraint_when_the_clients_header_is_not_all_of_it(plane, model, header, constraint):
+async def test_the_node_gets_the_whole_version_constraint_when_the_client_s_header_is_only_a_part(plane, model, header, constraint):
     _, verdict = await decide(plane, {**BODY, "model": model}, **({"x-din-model-version": header} if header else {}))
     assert isinstance(verdict, Send), verdict
     assert dict(verdict.request_headers).get("x-din-model-version") == constraint
@@ -183,7 +183,7 @@ async def test_a_verdict_that_can_not_be_sent_gives_everything_back(plane):
     assert tokens_left((await decide(plane))[1]) == tokens_left(verdict)
 
 
-async def test_counters_that_can_not_be_asked_are_said_so_with_a_time_to_come_back(plane):
+async def test_unavailable_counters_are_reported_with_a_retry_after(plane):
     plane.context.ledger.away = True
     _, verdict = await decide(plane)
     assert code(verdict) == "limits_unavailable"

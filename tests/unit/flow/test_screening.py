@@ -64,7 +64,7 @@ async def test_without_a_policy_nobody_looks(planes, policy):
     assert labels(verdict).sensitive is None
 
 
-async def test_flagged_a_request_passes_untouched_and_the_accounts_are_told_kinds_and_numbers(planes):
+async def test_flagged_a_request_passes_unchanged_and_accounting_gets_kinds_and_counts(planes):
     verdict = await decide(planes("flag"), chat())
     assert verdict.body is None
     assert labels(verdict).sensitive == Sensitive("flag", KINDS)
@@ -195,7 +195,7 @@ async def test_ids_and_media_are_not_looked_at(planes):
     assert (await decide(planes("block"), body)).body is None
 
 
-async def test_what_can_not_be_judged_is_not_sent_on_masked_and_is_flagged_as_such(planes):
+async def test_a_prompt_that_can_not_be_scanned_is_not_sent_masked_and_is_flagged_as_such(planes):
     many = chat("a@b.co " * 5000)
     verdict = await decide(planes("mask"), many)
     assert json.loads(verdict.body)["code"] == "sensitive_data_blocked"

@@ -55,7 +55,7 @@ async def place(plane, text="hello", headers=None, **fields):
 
 
 @pytest.mark.parametrize("named", [{"prompt_cache_key": "chat-7"}, {"headers": {"x-session-id": "chat-7"}}])
-async def test_a_session_has_one_node_in_every_worker_whatever_is_said(planes, named):
+async def test_a_session_has_one_node_in_every_worker_whatever_the_prompt(planes, named):
     assert len({await place(plane, text, **named) for plane in planes for text in ("hello", "how are you?", "bye")}) == 1
 
 

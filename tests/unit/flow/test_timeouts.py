@@ -56,7 +56,7 @@ def test_only_what_is_bound_to_begin_soon_has_a_limit_for_its_beginning_and_only
     assert compute_timeouts(asked, pool(first_byte_ms=800), picked()).first_byte_ms == first
 
 
-def test_envoy_is_told_only_what_somebody_says():
+def test_envoy_gets_only_timeouts_that_are_set():
     assert RequestTimeouts(None, None).headers() == ()
     assert [name for name, _ in RequestTimeouts(None, 5).headers()] == ["x-envoy-upstream-rq-per-try-timeout-ms"]
     assert RequestTimeouts(9, 5).headers() == (("x-envoy-upstream-rq-timeout-ms", "9"), ("x-envoy-upstream-rq-per-try-timeout-ms", "5"))

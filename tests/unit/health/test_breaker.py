@@ -99,7 +99,7 @@ def test_a_later_and_shorter_reason_never_shortens_the_time_that_a_node_is_left_
     assert not breaker.snapshot.excluded
 
 
-def test_news_of_another_replica_prolongs_an_open_breaker_without_another_trip():
+def test_another_replica_s_update_prolongs_an_open_breaker_without_another_trip():
     breaker = CircuitBreaker("n", POLICY, 0.0)
     breaker.on_event(REMOTE)
     first = breaker.snapshot.until

@@ -83,7 +83,7 @@ def test_a_failed_attempt_counts_for_its_request_unless_no_request_can_cause_it(
     assert attempt.origin == counts_for
 
 
-def test_an_attempt_that_no_other_followed_is_judged_by_its_exchange():
+def test_an_attempt_that_no_other_followed_counts_by_its_exchange():
     assert classify_attempt(FailedAttempt("a", "500", 250.0, origin="aaaaaaaa01020304"), NOW, RETRIED, longest_open_s=60.0) is None
     events = classify(Outcome.UPSTREAM_ERROR, status=502, origin="aaaaaaaa01020304")
     assert events.node is not None

@@ -10,7 +10,7 @@ def order(kind: HoldKind, at: float, node_id: str = "a") -> NodeHold:
     return NodeHold(node_id=node_id, kind=kind, operator="ops", at=at, reason="why")
 
 
-def test_replicas_agree_in_whatever_order_they_hear():
+def test_replicas_agree_in_whatever_order_they_receive_updates():
     orders = (order(HoldKind.DRAIN, 1.0), order(HoldKind.NONE, 2.0), order(HoldKind.QUARANTINE, 3.0))
     for received in itertools.permutations(orders):
         holds = NodeHolds()

@@ -126,7 +126,7 @@ def test_an_object_of_half_a_million_keys_is_refused_before_anybody_makes_them()
     assert lines_run(lambda: build_outline(crowded)) < 5_000
 
 
-def test_a_broken_body_full_of_keys_is_told_so_as_a_broken_body():
+def test_a_broken_body_full_of_keys_is_rejected_as_a_broken_body():
     broken = b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(500)) + b',"x":{' + b'"a":1,' * 20_000 + b"!}"
     assert "not valid JSON" in build_outline(broken).message
 

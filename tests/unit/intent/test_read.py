@@ -450,7 +450,7 @@ def test_a_query_is_read_again_with_every_document():
     assert tokens(LONG, [{"text": SHORT}] * 50) - tokens("q", [{"text": SHORT}] * 50) == pytest.approx(50 * once, rel=0.1)
 
 
-def test_among_inputs_that_can_not_be_told_apart_none_is_too_long():
+def test_none_of_several_inputs_without_separate_counts_is_too_long():
     many = {"model": "m", "input": [{"text": "word"}] * 5000}
     assert intent(many, "/v1/embeddings").estimate.longest.tokens == 0
     images = {"model": "m", "input": [{"image": "A" * 9000}] * 3}

@@ -207,7 +207,7 @@ def test_a_number_that_counts_no_tokens_spoils_the_usage(usage: UsageFilter, num
     assert usage.play([sent], headers=JSON).facts["bad_usage"] is True
 
 
-def test_a_usage_that_takes_back_what_was_told_before_is_not_believed(usage: UsageFilter) -> None:
+def test_a_usage_that_takes_back_what_was_reported_before_is_not_believed(usage: UsageFilter) -> None:
     first, second = ({"choices": [], "usage": {"prompt_tokens": 1000, "completion_tokens": tokens}} for tokens in (500, 1))
     assert usage.play([delta() + event(first) + event(second) + DONE]).facts["bad_usage"] is True
     zeros = {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
@@ -277,7 +277,7 @@ def test_any_other_error_in_a_stream_is_the_nodes_fault(usage: UsageFilter, spok
     assert "fault" not in usage.play([f"data: {json.dumps(spoken)}\n\n".encode()]).facts
 
 
-def test_a_wrapped_context_error_is_told_by_its_real_code_and_sentence(usage: UsageFilter) -> None:
+def test_a_wrapped_context_error_is_reported_by_its_real_code_and_sentence(usage: UsageFilter) -> None:
     played = usage.play([f"data: {json.dumps(WRAPPED)}\n\n".encode()])
     error = json.loads(played.out.removeprefix(b"data: "))["error"]
     assert (error["code"], error["type"], error["message"]) == ("context_length_exceeded", "invalid_request_error", CONTEXT)
@@ -291,7 +291,7 @@ def test_an_error_in_a_stream_shows_no_address_and_no_file(usage: UsageFilter) -
     assert sent == "failed at (address), (address), (address), (address) in (path); see /v1/models"
 
 
-def test_a_web_page_on_anthropic_s_path_is_told_in_anthropic_s_shape(usage: UsageFilter) -> None:
+def test_a_web_page_on_anthropic_s_path_is_reported_in_anthropic_s_shape(usage: UsageFilter) -> None:
     headers = {":status": "200", "content-type": "text/html", "x-din-trace-id": "t-1"}
     played = usage.play([b"<html>", b"</html>"], headers=headers, dialect="messages")
     assert json.loads(played.out) == {

@@ -165,7 +165,7 @@ def test_a_json_body_that_is_all_structure_is_not_followed_for_ever(usage: Usage
 
 
 @pytest.mark.parametrize("ending", ["data", "empty", "trailers"])
-def test_a_web_page_that_calls_itself_a_good_answer_is_told_as_an_error(usage: UsageFilter, ending: str) -> None:
+def test_a_web_page_that_calls_itself_a_good_answer_is_reported_as_an_error(usage: UsageFilter, ending: str) -> None:
     headers = {":status": "200", "content-type": "text/html; charset=utf-8", "x-din-trace-id": "t-1", "content-length": "9"}
     played = usage.play([b"<html>", b"10.1.2.3", b"</html>"], headers=headers, ending=ending)
     body = json.loads(played.out)
@@ -268,7 +268,7 @@ def test_keepalives_and_empty_events_pass_and_do_not_count(usage: UsageFilter) -
         ("plain string", "error"),
     ],
 )
-def test_an_error_in_the_stream_is_told_and_no_token(usage: UsageFilter, before: int, error: Any, code: str) -> None:
+def test_an_error_in_the_stream_is_reported_and_no_token(usage: UsageFilter, before: int, error: Any, code: str) -> None:
     body = b"".join(delta(content=f"t{number}") for number in range(before)) + event({"error": error}) + DONE
     played = usage.play([body])
     assert played.facts["error"] == code
@@ -348,7 +348,7 @@ def test_only_an_event_with_empty_choices_is_taken_out(usage: UsageFilter) -> No
     assert usage.play([body + event(json.loads(USAGE)) + DONE], strip=True).out == body + DONE
 
 
-def test_cached_tokens_are_told_apart(usage: UsageFilter) -> None:
+def test_cached_tokens_are_distinguished(usage: UsageFilter) -> None:
     reported = {"prompt_tokens": 3604, "prompt_tokens_details": {"cached_tokens": 3604}, "completion_tokens": 878, "total_tokens": 4482}
     facts = usage.play([event({"choices": [], "usage": reported}) + DONE]).facts
     assert (facts["prompt_tokens"], facts["completion_tokens"], facts["cached_tokens"]) == (3604, 878, 3604)

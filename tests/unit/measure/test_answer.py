@@ -78,6 +78,6 @@ def test_an_event_arrives_with_its_last_byte_however_it_is_cut(step):
         ("", None),
     ],
 )
-def test_the_node_s_own_envoy_is_heard_when_it_tells(timing, found):
+def test_times_of_the_node_s_own_envoy_are_read(timing, found):
     assert NodeTimes.of({"server-timing": timing, "x-din-exec-time-ms": "40"}, 41.0) == found
     assert NodeTimes.of({"server-timing": timing}, 41.0) is None

@@ -150,14 +150,14 @@ def test_the_headers_of_a_fallback_and_of_a_busy_node_are_read() -> None:
 
 
 @pytest.mark.parametrize("odd", ["x", True, -5.0, float("nan"), float("inf"), [1], {"a": 1}, None])
-def test_metadata_of_the_wrong_type_counts_as_not_told(odd: Any) -> None:
+def test_metadata_of_the_wrong_type_counts_as_missing(odd: Any) -> None:
     [record] = read_records(message(entry(dict.fromkeys([*LABELS, *COUNTS], odd))), {})
     assert record.usage.total_tokens == 0
     assert (record.request_id, record.features) == ("", ())
 
 
 @pytest.mark.parametrize("odd", ["", "{", "[]", "null", '{"tenant":7}', '{"features":["x"]}', '{"reserved_tokens":1.5}'])
-def test_labels_that_are_none_count_as_not_told(odd: str) -> None:
+def test_invalid_labels_count_as_missing(odd: str) -> None:
     made = entry({})
     made.common_properties.metadata.filter_metadata["din"].fields["labels"].string_value = odd
     [record] = read_records(message(made), {})
@@ -202,7 +202,7 @@ def test_an_answer_that_was_too_large_to_be_held_is_named() -> None:
     assert [record.error for record in read_records(message(large, entry(LABELS)), {})] == ["answer_too_large", ""]
 
 
-def test_the_end_of_the_whole_requests_time_is_told_from_that_of_one_attempt() -> None:
+def test_the_end_of_the_whole_requests_time_is_distinguished_from_that_of_one_attempt() -> None:
     late, silent = entry(LABELS, "upstream_request_timeout"), entry(LABELS, "upstream_request_timeout")
     late.response.response_code_details, silent.response.response_code_details = "response_timeout", "upstream_per_try_timeout"
     assert [record.deadline_exceeded for record in read_records(message(late, silent), {})] == [True, False]

@@ -148,7 +148,7 @@ def test_a_family_that_grows_while_it_is_shown_is_shown_as_it_was():
     assert list(shown) == [(("b",), 1)]
 
 
-def test_what_is_not_told_or_no_number_is_left_out():
+def test_what_is_not_reported_or_no_number_is_left_out():
     pairs = make_labelled_family(of.NODE_KV, (("a", 0.5), ("b", None), ("c", math.nan), ("d", math.inf)))
     assert page([pairs]) == {"din_node_kv_cache_usage_ratio": {labels(din_node_id="a"): 0.5}}
     assert page([Family(of.NODE_KV, ())]) == {}

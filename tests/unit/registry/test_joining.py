@@ -24,7 +24,7 @@ def test_a_capability_is_met_exactly_or_as_a_minimum_by_number(has, wanted, meet
     assert meets_capability(has, wanted) is meets
 
 
-def test_a_node_below_the_pools_minimum_is_told_so():
+def test_a_node_below_the_pools_minimum_is_refused_with_the_reason():
     pool = Pool(name="p", model="m", served_model="m", engine="vllm", scheduler="round_robin", nodes=(), compute_capability=">=8.0")
     old = Node("n", Endpoint("10.0.0.1", 8000), "m", "1", "bf16", "7.5", 1, 8192, 8)
     assert find_mismatch(Registration(node=old, engine="vllm"), pool) == "compute_capability is 7.5, the pool's is >=8.0"

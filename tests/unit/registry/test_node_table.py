@@ -264,7 +264,7 @@ def test_two_models_at_one_address_are_let_in_with_a_warning():
     assert any("two models" in warning for warning in net.table.list_warnings(row))
 
 
-def test_a_node_joins_the_pools_it_agrees_with_and_is_told_why_no_other():
+def test_a_node_joins_matching_pools_and_gets_the_reasons_for_the_others():
     net = Network(CHAT, WIDE, replace(CHAT, name="h100", compute_capability="9.0"), replace(CHAT, name="long", min_seq_len=16000))
     for name, fields in {"a": {}, "b": {"tp_world_size": 2}, "c": {"pool": "chat"}, "d": {"compute_capability": "8.0"}}.items():
         net.register(registration(name, host=f"10.0.0.{ord(name)}", **fields))

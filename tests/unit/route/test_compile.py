@@ -65,7 +65,7 @@ def test_two_ways_to_one_model_are_fine_unless_they_ask_for_different_versions()
     assert "under two version constraints" in flaws[0].message
 
 
-def test_every_flaw_is_told_at_once_and_at_its_place():
+def test_every_flaw_is_reported_at_once_and_at_its_place():
     compiled = compile_routes(
         [pool("p", "m"), pool("q", "m")],
         [Alias("m", ("m",)), Alias("x", ("modle",)), Alias("y", ("m", "n"), listed=True), Alias("z", ("m",), "latest")],

@@ -134,7 +134,7 @@ def test_a_pattern_is_only_looked_at_where_it_is_one():
         assert not isinstance(compile_expression(source), BadExpression), source
 
 
-def test_whoever_asks_why_an_expression_did_not_match_hears_how_it_failed():
+def test_the_reason_of_an_expression_that_did_not_match_has_its_error():
     for source, expected in (
         ("headers['x'] == '1'", "fails (there is no 'x'): headers['x'] == '1'"),
         ("'a'.matches(model)", "fails ('(' is not a pattern: unclosed group): 'a'.matches(model)"),

@@ -375,7 +375,7 @@ def test_nodes_that_are_gone_are_forgotten_once_nothing_is_under_way_there():
     assert load.node_load("stays").requests_in_use == 3
 
 
-def test_a_reader_that_was_away_too_long_is_told_so():
+def test_a_reader_that_was_away_too_long_must_read_everything():
     log = ChangeLog(limit=4)
     for name in "abcdef":
         log.append(name)

@@ -99,7 +99,7 @@ def test_a_pattern_that_re2_does_not_take_or_that_matches_nothing_is_refused_wit
         custom("mine", pattern)
 
 
-def test_more_places_than_are_looked_at_are_said_not_judged():
+def test_more_findings_than_the_limit_are_reported_as_incomplete():
     few = Screen(BUILT_IN.values(), most=10)
     many = few.find([b"a@b.co " * 11])
     assert not many.whole

@@ -52,7 +52,7 @@ def test_before_the_first_key_there_is_no_file_and_tenants_are_warned_of(file):
     assert len(settings(file).warnings) == 1
 
 
-def test_a_new_key_opens_its_tenant_and_expires_when_it_was_told_to(file):
+def test_a_new_key_opens_its_tenant_and_expires_at_its_date(file):
     made = keys.make_key_of_tenant(settings(file), "b_b", None, timedelta(days=1))
     now = datetime.now(UTC).timestamp()
     assert tenant_of(file, made, now) == "b_b"
@@ -69,7 +69,7 @@ def test_a_rotated_key_lives_through_the_overlap_and_its_successor_after_it(file
     assert [tenant_of(file, each, now + 8000) for each in (made, successor, third)] == [None, None, "a"]
 
 
-def test_a_revocation_that_no_replica_hears_of_is_an_error_and_changes_nothing(file):
+def test_a_revocation_that_reaches_no_replica_is_an_error_and_changes_nothing(file):
     made = keys.make_key_of_tenant(settings(file), "a", "main", None)
     with pytest.raises(keys.KeyFileError, match="still valid"):
         keys.revoke_key(settings(file), "main")
@@ -77,7 +77,7 @@ def test_a_revocation_that_no_replica_hears_of_is_an_error_and_changes_nothing(f
 
 
 @pytest.mark.parametrize(("tenant", "key_id", "why"), [("x", "k", "no tenant"), ("a", "k k", "a key id is"), ("a", "main", "already")])
-def test_what_can_not_be_made_is_said(file, tenant, key_id, why):
+def test_what_can_not_be_made_is_reported(file, tenant, key_id, why):
     keys.make_key_of_tenant(settings(file), "a", "main", None)
     with pytest.raises(keys.KeyFileError, match=why):
         keys.make_key_of_tenant(settings(file), tenant, key_id, None)

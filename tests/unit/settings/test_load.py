@@ -140,7 +140,7 @@ def test_an_unquoted_variable_is_read_as_yaml_and_a_quoted_one_is_text(written):
     assert (settings.gateway.workers, settings.pools[0].model) == (2, "a-2-b")
 
 
-def test_a_variable_in_flow_style_is_told_to_stand_in_quotes(written):
+def test_a_variable_in_flow_style_must_be_quoted(written):
     assert "stands in quotes" in str(written(SMALL + "gateway: { workers: ${N:-3} }\n"))
 
 
@@ -412,7 +412,7 @@ def test_a_node_is_not_where_envoy_itself_listens(written, node, listener, sound
     ("gateway: { ext_authz: { longest_s: quick } }", "gateway.ext_authz.longest_s: a number is expected, not a text"),
     ("version: 1000000000000000000000000000000", "version: the number is too large"),
 ])  # fmt: skip
-def test_a_mistake_is_told_once_and_in_our_own_words(written, line, messages):
+def test_a_mistake_is_reported_once_without_pydantic_s_wording(written, line, messages):
     refused = written(SMALL.replace("version: 1\n", f"{line}\n" if line.startswith("version") else f"version: 1\n{line}\n"))
     assert isinstance(refused, ConfigRejected)
     [problem] = [each for each in refused.problems if not each.warning]

@@ -58,7 +58,7 @@ def test_weights_that_the_catalogue_knows_must_be_somewhere(tmp_path):
     assert (settings.weights, settings.sha256) == (tmp_path / "w", "0" * 64)
 
 
-def test_a_version_that_the_catalogue_does_not_know_is_told(tmp_path):
+def test_a_version_that_the_catalogue_does_not_know_is_reported(tmp_path):
     assert problems(written(tmp_path, model_version="2024.1")) == [("node.version", "the catalogue has 'm' in versions 2024.1")]
 
 
@@ -78,7 +78,7 @@ def test_without_a_catalogue_the_node_says_everything(tmp_path):
         ("adress: 10.0.0.7:8000", "node.adress"),
     ],
 )
-def test_what_is_wrong_is_told_at_its_place(tmp_path, wrong, place):
+def test_what_is_wrong_is_reported_at_its_place(tmp_path, wrong, place):
     name = wrong.partition(":")[0]
     right = {"kind": "kind: KIND", "addresses": "addresses: [http://127.0.0.1:9091/]"}.get(name, "address: 10.0.0.7:8000")
     assert place in [found for found, _ in problems(written(tmp_path, SMALLEST.replace(right, wrong, 1)))]

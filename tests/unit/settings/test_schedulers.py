@@ -52,7 +52,7 @@ def test_options_are_the_schedulers_own(pool):
         ({"name": "prefix_affinity", "headroom": 0.5}, "headroom: Expected `float` >= 1"),
     ],
 )
-def test_what_is_no_scheduler_or_no_option_is_said_at_its_place(pool, written, expected):
+def test_what_is_no_scheduler_or_no_option_is_reported_at_its_place(pool, written, expected):
     problems = pool(scheduler=written)
     assert expected in problems
     assert "pools.p.scheduler" in problems

@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused(issued, tmp_path):
     )
 
 
-def test_envoy_is_told_how_to_speak_to_each_port(issued, tmp_path):
+def test_envoy_gets_the_tls_settings_of_each_port(issued, tmp_path):
     sidecar_tls = {"ca": "ca.pem", "cert": "envoy.pem", "key": "envoy.key", "server_name": "localhost"}
     settings = loaded(
         tmp_path,

@@ -158,7 +158,7 @@ def test_a_label_may_hold_braces_commas_and_escaped_quotes():
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-3", b"-Inf", b"many", b""])
-def test_what_cant_be_a_number_of_requests_is_not_told(value):
+def test_what_cant_be_a_number_of_requests_is_not_reported(value):
     assert read("vllm", b"vllm:num_requests_waiting " + value + b"\n").waiting is None
 
 

@@ -147,7 +147,7 @@ IN_TRITON = (
         ("llamacpp", 500, openai("input is too large to process. increase the physical batch size", 500, "server_error")),
     ],
 )
-def test_a_context_that_is_too_short_is_told_in_one_code_whoever_says_it(engine, status, body):
+def test_a_context_that_is_too_short_is_reported_in_one_code_whoever_says_it(engine, status, body):
     assert code(engine, status, body) == TOO_LONG
     assert code("llamacpp", status, body) == TOO_LONG, "behind a pool that says another engine, too"
 
@@ -208,7 +208,7 @@ def test_a_request_that_speaks_of_memory_is_none():
         ("vllm", 429, b"<html><h1>Too many</h1></html>"),
     ],
 )
-def test_a_busy_node_is_told_apart_from_a_tenants_own_limit(engine, status, body):
+def test_a_busy_node_is_distinguished_from_a_tenants_own_limit(engine, status, body):
     found = normalised(engine, status, body)
     assert (found.code.code, found.status, found.retry_after_s) == ("upstream_busy", 429, 1)
     assert normalised(engine, status, body, asked_s=7).retry_after_s == 7
@@ -256,7 +256,7 @@ def test_the_rest_follows_the_status(engine, status, body, expected):
         json.dumps({"error": {"message": "no such thing"}}),
     ],
 )
-def test_the_innermost_sentence_is_what_was_said(body):
+def test_the_innermost_message_is_reported(body):
     assert parse_error(json.dumps(body).encode()).message == "no such thing"
 
 
@@ -380,7 +380,7 @@ def test_a_context_error_inside_other_errors_is_found_at_any_depth():
     assert parse_error(json.dumps({"message": "generic failure", "value": 5}).encode()).message == "generic failure"
 
 
-def test_an_error_that_is_told_shows_neither_addresses_nor_files_but_paths_of_the_api():
+def test_an_error_that_is_reported_shows_neither_addresses_nor_files_but_paths_of_the_api():
     error_text = "failed at http://10.1.2.3:8000/x 10.0.0.7:22 [fd00::1]:80 gpu-1.internal:8000 in /root/secret/key.pem; see /v1/models"
     message = parse_error(json.dumps({"error": {"message": error_text}}).encode()).message
     assert message == "failed at (address) (address) (address) (address) in (path); see /v1/models"

@@ -77,7 +77,7 @@ def test_a_tools_result_names_the_tool_whose_call_it_answers():
     ("name", "value"),
     [("n", 2), ("logit_bias", {"1": 2}), ("tool_choice", "required"), ("guided_regex", "a+"), ("min_tokens", 3), ("anything", True)],
 )
-def test_what_cant_be_said_is_refused_or_dropped_and_named(name, value):
+def test_an_unsupported_parameter_is_refused_or_dropped_and_named(name, value):
     refusal = ask(OLLAMA, CHAT, messages=HELLO, **{name: value})
     assert isinstance(refusal, Refusal)
     assert refusal.param == name
@@ -133,7 +133,7 @@ def test_lines_become_events_with_role_text_end_usage_and_done():
 
 
 @pytest.mark.parametrize("line", [b'{"error":"the runner is gone"}\n', b"nonsense\n", b"[]\n", b'{"done":"no"}\n', b"\xff\n"])
-def test_an_error_in_the_stream_is_told_in_band_and_nothing_follows_it(line):
+def test_an_error_in_the_stream_is_reported_in_band_and_nothing_follows_it(line):
     events = streamed(OLLAMA, asked(), b'{"message":{"content":"a"}}\n', line, b'{"message":{"content":"b"}}\n')
     assert events[-2]["error"]["code"] == "upstream_error"
     assert events[-1] == "[DONE]"

@@ -60,12 +60,12 @@ def test_tokens_become_events_special_ones_are_left_out_and_details_are_the_end(
     assert events[4:] == ["[DONE]"]
 
 
-def test_log_probabilities_are_told_to_who_asked():
+def test_log_probabilities_are_returned_if_requested():
     (first,) = streamed(TGI, asked(TEXT, logprobs=1), event("a"))
     assert first["choices"][0]["logprobs"] == {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": None}
 
 
-def test_the_likeliest_tokens_are_told_to_who_asked_for_some():
+def test_top_log_probabilities_are_returned_if_requested():
     tops = [{"id": 1, "text": "a", "logprob": -0.5}, {"id": 2, "text": "z", "logprob": -1.5}]
     piece = json.loads(event("a").removeprefix(b"data:")) | {"top_tokens": tops}
     (first,) = streamed(TGI, asked(TEXT, logprobs=2), b"data:" + json.dumps(piece).encode() + b"\n\n")
@@ -75,7 +75,7 @@ def test_the_likeliest_tokens_are_told_to_who_asked_for_some():
     assert made["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "z": -1.5}]
 
 
-def test_an_empty_prompt_has_no_tokens_and_that_is_told():
+def test_an_empty_prompt_has_no_tokens_and_that_is_reported():
     details = {"finish_reason": "length", "generated_tokens": 3, "input_length": 0}
     assert streamed(TGI, asked(TEXT), event("a", details=details))[2]["usage"]["prompt_tokens"] == 0
     body = json.dumps({"generated_text": "a", "details": details}).encode()
@@ -83,7 +83,7 @@ def test_an_empty_prompt_has_no_tokens_and_that_is_told():
         assert json.loads(TGI.translate_answer(asked(TEXT), head, answer))["usage"]["total_tokens"] == 3
 
 
-def test_an_error_in_the_stream_is_told_in_band():
+def test_an_error_in_the_stream_is_reported_in_band():
     events = streamed(TGI, asked(TEXT), event("a"), b'data:{"error":"Request failed","error_type":"generation"}\n\n')
     assert events[-2]["error"]["message"] == "Request failed"
 

@@ -95,7 +95,7 @@ def test_an_answer_is_given_in_either_phase():
         assert [kind(message) for message in exchange.verdict(ANSWER)] == ["immediate_response"]
 
 
-def test_an_end_said_twice_is_worked_on_once_and_answered_benignly():
+def test_a_repeated_end_of_stream_is_handled_once_and_answered_benignly():
     exchange, _ = deciding(RequestHeaders(HEAD, end_of_stream=False), RequestBody(b"{}", end_of_stream=True))
     assert exchange.receive(RequestBody(b"{}", end_of_stream=True)) == Ignore()
     first, second = exchange.verdict(SEND)
@@ -212,7 +212,7 @@ def test_a_treatment_is_wanted_of_errors_and_where_the_verdict_says_so(verdict, 
     assert isinstance(command, TreatResponse if wanted else Reply)
 
 
-def test_an_answer_that_is_only_passed_is_told_what_every_answer_is_told():
+def test_a_response_that_only_passes_gets_the_same_headers_as_any_other():
     exchange, _ = answered(TRANSLATED)
     reply = given(exchange.treatment(PASS))
     assert names(reply.response_headers) == {"x-a": "b"}

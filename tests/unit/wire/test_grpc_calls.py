@@ -73,7 +73,7 @@ def test_nothing_is_sent_on_a_call_that_is_over():
         ({"content_type": ""}, "415"),
     ],
 )
-def test_what_is_no_grpc_request_is_told_so_in_http(changed, status):
+def test_a_request_that_is_not_grpc_gets_an_http_error(changed, status):
     peer = Peer()
     (answer, *_) = peer.say(opening(1, flags=5, **changed))
     assert peer.headers(answer) == {":status": status}

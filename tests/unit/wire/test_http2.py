@@ -267,7 +267,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_is_told_to_calm_down_and_why(name):
+def test_a_flood_gets_goaway_enhance_your_calm_with_the_reason(name):
     count, make = FLOODS[name]
     peer = Peer(limits=WireLimits(max_streams=100))
     for at in range(count):

@@ -115,7 +115,7 @@ async def test_a_verdict_that_cant_be_written_is_answered_with_a_body():
     assert isinstance(flow.errors[0], ValueError)
 
 
-async def test_when_even_the_failure_cant_be_told_the_stream_fails_with_a_status():
+async def test_when_even_the_failure_cant_be_reported_the_stream_fails_with_a_status():
     async def decide(_head, _body):
         raise RuntimeError
 
@@ -139,7 +139,7 @@ async def test_a_broken_protocol_ends_this_stream_once(messages):
     assert (len(sink.failures), flow.ends) == (1, 1)
 
 
-async def test_an_end_said_twice_is_decided_once():
+async def test_a_repeated_end_of_stream_is_decided_once():
     gate = asyncio.get_running_loop().create_future()
 
     async def decide(head, body):
@@ -260,7 +260,7 @@ def answering(treat, status="200", instead=None):
     return session, sink, handler_factory.flows[0]
 
 
-async def test_the_flow_is_shown_the_answers_head_and_says_what_becomes_of_it():
+async def test_the_handler_gets_the_response_head_and_returns_its_treatment():
     _, sink, flow = answering(lambda _head: PassThrough((("x-seen", "yes"),)))
     assert [(head.status, head.header("content-type")) for head in flow.heads] == [(200, "x/y")]
     assert b"x-seen" in sink.sent[-1]

@@ -178,7 +178,7 @@ async def test_a_client_that_never_reads_and_asks_for_ever_loses_its_calls_not_o
         assert connection.grpc.held <= limits.max_unsent_bytes
 
 
-async def test_a_broken_peer_hears_why_before_the_connection_closes():
+async def test_a_broken_peer_gets_the_reason_before_the_connection_closes():
     async with served() as (server, client):
         client.say(HELLO, frame(frames.PING, 0, 0, b"short"), b"\0" * 200_000)
         *_, goodbye = await client.read_frames(4)

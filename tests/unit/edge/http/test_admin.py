@@ -45,7 +45,7 @@ async def site(request):
     await pages.port.stop()
 
 
-async def test_probes_need_no_key_and_tell_a_stranger_no_reason(site):
+async def test_probes_need_no_key_and_give_an_unknown_caller_no_reason(site):
     client, guarded = site
     assert (await client.get("/healthz")).text == "alive\n"
     unready = await client.get("/readyz")

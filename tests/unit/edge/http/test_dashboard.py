@@ -73,7 +73,7 @@ async def test_events_are_a_whole_board_and_then_what_changes(site):
     assert change["board"]["nodes"] == []
 
 
-async def test_however_many_watch_it_is_put_together_once_and_too_many_are_told(site):
+async def test_the_data_is_built_once_for_all_viewers_and_too_many_viewers_are_refused(site):
     client, _, made = site
     await asyncio.gather(*(client.get("/dashboard/data", headers=KEY) for _ in range(20)))
     assert len(made) == 1

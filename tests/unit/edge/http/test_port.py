@@ -118,7 +118,7 @@ async def test_however_many_hold_a_place_a_newcomer_finds_one():
             writer.close()
 
 
-async def test_nobody_is_told_what_it_is_made_of():
+async def test_no_response_reveals_the_server_s_software():
     async with served() as port:
         for sent in (
             b"GET /read HTTP/1.1\r\nhost: g\r\n\r\n",

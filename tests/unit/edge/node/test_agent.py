@@ -99,7 +99,7 @@ async def test_a_node_whose_engine_later_serves_another_model_says_so_at_once(se
     assert agent.condition.reason == "the engine lists other, not m"
 
 
-async def test_an_engine_that_dies_is_told_at_once(session, engine, registry):
+async def test_an_engine_that_dies_is_reported_at_once(session, engine, registry):
     agent = agent_of(session, engine, registry)
     await agent.watch()
     await engine.stop()
@@ -130,7 +130,7 @@ async def test_a_lease_that_the_registry_does_not_know_is_asked_for_anew(session
     assert registry.beats[-1] | {"sequence": 1, "lease": "lease-2"} == registry.beats[-1]
 
 
-async def test_a_registry_that_is_away_is_tried_again_and_another_replica_is_told_meanwhile(session, engine, registry):
+async def test_an_unreachable_registry_is_tried_again_and_another_replica_is_used_meanwhile(session, engine, registry):
     agent = agent_of(session, engine, "http://127.0.0.1:1", registry)
     await agent.watch()
     assert agent.registered
@@ -169,7 +169,7 @@ async def test_an_agent_whose_place_was_taken_by_a_later_one_stays_out(session, 
     assert len(registry.registrations) == 1
 
 
-async def test_the_token_is_shown_and_a_wrong_one_is_told(session, engine, registry):
+async def test_the_token_is_sent_and_a_wrong_one_is_reported(session, engine, registry):
     registry.token = "secret"
     right, wrong = agent_of(session, engine, registry, token="secret"), agent_of(session, engine, registry, token="guess")
     await right.watch()
@@ -177,7 +177,7 @@ async def test_the_token_is_shown_and_a_wrong_one_is_told(session, engine, regis
     assert (right.registered, wrong.registered) == (True, False)
 
 
-async def test_a_drain_is_told_waits_for_what_runs_and_ends_in_farewell(session, engine, registry, monkeypatch):
+async def test_a_drain_is_reported_waits_for_running_requests_and_ends_in_deregistration(session, engine, registry, monkeypatch):
     monkeypatch.setattr(node_agent, "_SETTLE_S", 0.05)
     engine.running = 1
     agent = agent_of(session, engine, registry)

@@ -83,7 +83,7 @@ def test_without_a_manifest_the_folder_is_all_that_can_be_named(folder):
     assert found.files == (f"which file of {folder} differs can't be told without its SHA256SUMS",)
 
 
-def test_a_manifest_of_another_version_is_said_to_be_one(folder):
+def test_a_manifest_of_another_version_is_reported_as_such(folder):
     (folder / "SHA256SUMS").write_text(f"{'1' * 64}  Zeta.json\n")
     found = verify_weights(folder, "0" * 64, None, ignore)
     assert found.files[0] == f"{folder / 'SHA256SUMS'} is not the catalogue's either"
@@ -113,7 +113,7 @@ def test_a_cache_that_cant_be_written_is_done_without(folder):
     assert compute_digest(folder, folder / "Zeta.json" / "cache", ignore) == compute_digest(folder, None, ignore)
 
 
-def test_nothing_there_is_said_so(tmp_path):
+def test_a_folder_without_weights_is_reported(tmp_path):
     with pytest.raises(WeightsUnreadable, match="no such file"):
         compute_digest(tmp_path / "missing", None, ignore)
     with pytest.raises(WeightsUnreadable, match="no weights"):

@@ -37,7 +37,7 @@ def test_a_complaint_names_the_field_in_one_line(binary, text, named):
     assert "/tmp" not in problem
 
 
-def test_the_version_is_told(binary):
+def test_the_version_is_reported(binary):
     assert read_envoy_version(binary).count(".") == 2
 
 

@@ -40,7 +40,7 @@ async def reached(link: Link, time_ms: float) -> bool:
 
 
 @pytest.mark.parametrize("ceiling", [RateLimits(tpm=60_000), RateLimits(max_streams=1)])
-async def test_sleeping_as_told_is_enough_by_redis_time(link, ceiling):
+async def test_sleeping_for_retry_after_is_enough_by_redis_time(link, ceiling):
     ledger = RedisLedger(link)
     await ledger.reserve(claim("first", ceiling, 60_000, lease_ms=70))
     answer = await ledger.reserve(claim("second", ceiling, 50))

@@ -104,7 +104,7 @@ def asked(count, timeout_s=1.0):
     return connection, wire.writes, answers
 
 
-async def test_answers_that_come_in_a_burst_are_told_in_several_turns_in_their_order():
+async def test_a_burst_of_replies_is_delivered_in_order_over_several_iterations():
     connection, _, answers = asked(3 * STEPS_PER_ITERATION)
     connection.data_received(b"".join(b":%d\r\n" % number for number in range(3 * STEPS_PER_ITERATION)))
     results = []
@@ -116,7 +116,7 @@ async def test_answers_that_come_in_a_burst_are_told_in_several_turns_in_their_o
     connection.drop("done")
 
 
-async def test_answers_that_have_come_are_told_although_the_connection_breaks_or_their_time_runs_out_meanwhile():
+async def test_received_replies_are_delivered_although_the_connection_breaks_or_they_time_out_meanwhile():
     for end in (lambda connection: connection.connection_lost(None), lambda connection: connection._check()):
         connection, _, answers = asked(3 * STEPS_PER_ITERATION, timeout_s=0)
         connection.data_received(b":1\r\n" * (3 * STEPS_PER_ITERATION - 1))
@@ -167,7 +167,7 @@ async def test_it_greets_with_password_user_and_database():
             assert await link.call("GET", "here") is None
 
 
-async def test_a_wrong_password_is_told_and_nothing_is_sent():
+async def test_a_wrong_password_is_reported_and_nothing_is_sent():
     with RedisServer("--requirepass", "secret") as server:
         link = Link(at(f"redis://:guess@127.0.0.1:{server.port}"), ())
         assert not await link.start(wait_s=0.1)
@@ -257,7 +257,7 @@ async def test_a_server_that_became_a_replica_is_left_at_the_first_script_that_w
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("forbidden", [("-script",), ("-evalsha",), ("-script", "-evalsha")])
-async def test_scripts_that_can_not_be_loaded_or_called_by_digest_are_sent_whole_and_it_is_said(flavour, forbidden, caplog):
+async def test_scripts_that_can_not_be_loaded_or_called_by_digest_are_sent_whole_and_it_is_reported(flavour, forbidden, caplog):
     script = LuaScript(b"return {ARGV[1], redis.call('INCR', KEYS[1])}")
     with RedisServer(flavour=flavour) as server:
         async with linked(server.url) as admin:

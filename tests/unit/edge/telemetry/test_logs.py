@@ -40,7 +40,7 @@ def test_a_fault_names_the_request_and_keeps_its_traceback_short():
     assert len(entry["error"]) <= 16_000
 
 
-def test_a_message_that_comes_with_every_request_is_told_a_few_times_and_counted():
+def test_a_message_of_every_request_is_logged_a_few_times_and_counted():
     sparing = LogThrottle()
     passed = [sparing.filter(record("failed %s", number, at=number / 1000)) for number in range(1000)]
     assert passed == [True] * 20 + [False] * 980

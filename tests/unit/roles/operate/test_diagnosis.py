@@ -130,7 +130,7 @@ def test_an_envoy_that_knows_all_pools_and_not_the_pairs_between_which_requests_
     assert bad(of_envoy(INFO, alone, settings)) == {"pools": "fail"}
 
 
-def test_an_envoy_that_asks_where_no_worker_listens_is_told_to_be_rendered_again(settings):
+def test_an_envoy_with_an_old_worker_address_is_to_be_rendered_again(settings):
     other = structs.replace(settings, gateway=settings.gateway.model_copy(update={"workers": 3}))
     [finding] = [each for each in of_envoy(INFO, dump(settings), other) if each.verdict != "ok"]
     assert (finding.what, finding.verdict) == ("workers' addresses", "fail")

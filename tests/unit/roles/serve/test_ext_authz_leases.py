@@ -52,7 +52,7 @@ async def test_a_permitted_request_keeps_its_slot_until_it_is_settled(plane):
     assert isinstance(await check(permits), Send)
 
 
-async def test_what_is_never_heard_of_again_is_renewed_no_longer(plane):
+async def test_a_request_without_an_end_is_not_renewed_forever(plane):
     permits = ExtAuthzLeases(plane.context, 0.0)
     await check(permits)
     await permits.renew()

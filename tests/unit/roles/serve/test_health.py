@@ -99,7 +99,7 @@ def test_errors_and_ends_inside_a_stream_speak_against_the_node(tmp_path):
     assert watched.state() is BreakerState.OPEN
 
 
-def test_a_failure_that_envoy_told_as_an_attempt_counts_once(tmp_path):
+def test_a_failure_that_envoy_reported_as_an_attempt_counts_once(tmp_path):
     watched = Watched(tmp_path)
     watched.attempt()
     watched.record(Outcome.UPSTREAM_ERROR, status=503)
@@ -149,7 +149,7 @@ def test_probes_alone_open_a_node_and_say_how_it_does(tmp_path):
     assert watched.health.make_health_form("stranger") is None
 
 
-def test_what_another_replica_opened_is_open_here_and_is_not_told_back(tmp_path):
+def test_a_breaker_that_another_replica_opened_is_open_here_and_not_published_back(tmp_path):
     watched = Watched(tmp_path)
     watched.health.on_remote_open("a", "2 consecutive failures (reported by r2)")
     assert watched.state() is BreakerState.OPEN
@@ -215,7 +215,7 @@ def test_without_the_breaker_whom_probes_left_out_stays_so_until_they_are_switch
     assert watched.published[-1].nodes["b"].state is BreakerState.CLOSED
 
 
-def test_a_request_that_breaks_two_nodes_is_stopped_here_and_other_replicas_are_told(tmp_path):
+def test_a_request_that_breaks_two_nodes_is_stopped_here_and_at_other_replicas(tmp_path):
     watched = Watched(tmp_path, breaker=False)
     watched.attempt("a", "UC", ORIGIN)
     watched.attempt("b", "503", ORIGIN)
@@ -227,7 +227,7 @@ def test_a_request_that_breaks_two_nodes_is_stopped_here_and_other_replicas_are_
     assert (watched.health.newly_stopped, watched.health.stopped) == ({ORIGIN}, frozenset({ORIGIN}))
 
 
-def test_a_request_that_another_replica_stopped_is_stopped_and_not_told_back(tmp_path):
+def test_a_request_that_another_replica_stopped_is_stopped_and_not_published_back(tmp_path):
     watched = Watched(tmp_path)
     watched.health.on_remote_stopped((ORIGIN,))
     assert (watched.stopped, watched.health.newly_stopped) == ([frozenset({ORIGIN})], set())

@@ -24,7 +24,7 @@ def trust(tmp_path):
     return made
 
 
-async def test_failures_lower_it_and_workers_hear_of_it(trust):
+async def test_failures_lower_it_and_are_published_to_workers(trust):
     assert trust.take_readings() == {}
     await trust.record_answers("a", answers=2, failures=10)
     await trust.record_answers("gone", answers=0, failures=10)

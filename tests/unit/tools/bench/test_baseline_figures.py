@@ -59,7 +59,7 @@ def test_the_parts_of_a_request_add_up_to_what_the_client_saw():
     assert found.waited_ms + found.decided_ms + found.forwarded_ms + found.node_ms == 150.0
 
 
-def test_nothing_told_is_no_share():
+def test_no_reported_times_give_no_share():
     assert time_shares({"a": answer()}, []) is None
     assert time_shares({"a": answer()}, [times("a")]) is None
 

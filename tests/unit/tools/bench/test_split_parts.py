@@ -98,7 +98,7 @@ def as_dict(times: GatewayTimes) -> dict:
     ("missing", "words"),
     [("sent_ms", "does not know all its times (outcome completed)"), ("decided_ms", "does not say how long it decided")],
 )
-def test_what_is_missing_is_said(missing, words):
+def test_what_is_missing_is_reported(missing, words):
     one = exchange(SPANS)
     found = split_request(TimedExchange(START, one.answer, GatewayTimes(**{**as_dict(one.gateway), missing: None})), KNOWN)
     assert isinstance(found, str)

@@ -48,14 +48,14 @@ async def test_a_unix_socket_is_ready_when_it_accepts(tmp_path):
         assert await unix_ready(path)()
 
 
-async def test_a_child_that_ends_early_is_told_with_its_last_words(tmp_path):
+async def test_a_child_that_ends_early_is_reported_with_its_last_words(tmp_path):
     program = "print('one'); print('the port is taken'); raise SystemExit(3)"
     async with Children(tmp_path) as children:
         with pytest.raises(ChildFailed, match=r"(?s)node-a ended with exit code 3 before it was ready.*the port is taken"):
             await children.start("node-a", [sys.executable, "-c", program], ready=tcp_ready("127.0.0.1", 1))
 
 
-async def test_a_child_that_never_serves_is_told_and_ended(tmp_path):
+async def test_a_child_that_never_serves_is_reported_and_ended(tmp_path):
     async with Children(tmp_path) as children:
         with pytest.raises(ChildFailed, match=r"slow was not ready within 0\.3 s"):
             await children.start("slow", SLEEP, ready=tcp_ready("127.0.0.1", 1), timeout_s=0.3)
@@ -63,13 +63,13 @@ async def test_a_child_that_never_serves_is_told_and_ended(tmp_path):
     assert not alive(pid)
 
 
-async def test_a_program_that_is_not_there_is_told(tmp_path):
+async def test_a_program_that_is_not_there_is_reported(tmp_path):
     async with Children(tmp_path) as children:
         with pytest.raises(ChildFailed, match=r"ghost failed to start"):
             await children.start("ghost", [tmp_path / "nothing"], ready=at_once)
 
 
-async def test_the_first_death_is_told_apart(tmp_path):
+async def test_the_first_death_is_distinguished(tmp_path):
     async with Children(tmp_path) as children:
         await children.start("stays", SLEEP, ready=at_once)
         mortal = await children.start("dies", SLEEP, ready=at_once)

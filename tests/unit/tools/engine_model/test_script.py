@@ -32,7 +32,7 @@ def test_the_same_prompt_gets_the_same_answer_and_another_choice_another():
     assert write_script(TOKENS, "hi", 0, bounds).text != write_script(TOKENS, "hi", 1, bounds).text
 
 
-def test_a_tag_in_the_prompt_is_said_first():
+def test_a_tag_in_the_prompt_begins_the_answer():
     assert write_script(TOKENS, "tell me [[case-7]] a story", 0, Bounds(max_tokens=50)).text.startswith("[[case-7]] ")
 
 

@@ -141,7 +141,7 @@ def test_a_refusal_is_explained_as_far_as_it_came(settings):
         explain(settings, "nobody", request())
 
 
-def test_an_engine_that_is_asked_in_its_own_words_is_shown_with_what_it_cant_be_told(tmp_path):
+def test_a_native_engine_is_explained_with_the_parameters_that_it_does_not_support(tmp_path):
     native = {"model": "m", "engine": "ollama", "api": "native", "nodes": NODES[1:2]}
 
     def explanation(unmappable):
@@ -176,7 +176,7 @@ def test_the_node_that_takes_over_in_flight_is_named_after_the_pools_own(setting
     assert explain(load(file, {}), "t", asked).moves_to is None, "it is switched off"
 
 
-def test_a_request_is_read_from_a_file_or_from_standard_input_and_what_is_neither_is_said(settings, tmp_path):
+def test_a_request_is_read_from_a_file_or_standard_input_and_other_input_is_reported(settings, tmp_path):
     def explanation(file, text=None):
         return CliRunner().invoke(app, ["explain", file, "--tenant", "t", "-c", settings.file], input=text)
 

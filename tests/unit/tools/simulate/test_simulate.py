@@ -253,7 +253,7 @@ def test_a_record_is_sent_again_with_its_own_lengths(simulator: Simulator) -> No
     assert simulator.simulate(workload=given, record=(folder,), speed=2.0).seconds == pytest.approx(20.5)
 
 
-def test_one_run_is_told_whole_and_several_a_line_each(simulator: Simulator) -> None:
+def test_one_run_is_reported_in_full_and_several_a_line_each(simulator: Simulator) -> None:
     whole = "\n".join(lines(simulator.simulate(workload={"slo": {"errors": 0.01}})))
     assert "all of it is kept" in whole
     assert "| small | 2 |" in whole
@@ -291,7 +291,7 @@ def test_an_option_that_would_say_nothing_is_a_wrong_call(wrong):
     assert (result.exit_code, wrong[-2] in result.output) == (2, True), result.output
 
 
-def test_costs_are_told_and_budgets_hold(simulator: Simulator) -> None:
+def test_costs_are_reported_and_budgets_hold(simulator: Simulator) -> None:
     prices = {"currency": "EUR", "models": {"s": {"input": 1, "output": 2}, "b": {"input": 10, "output": 20}}}
     free = simulator.outcomes()
     found = simulator.simulate({"prices": prices})

@@ -83,7 +83,7 @@ def test_what_the_command_line_gives_stands_before_what_the_file_says(tmp_path, 
         (("errors: 0.01", "errors: 2"), 11, "slo.errors"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path, settings, change, line, expected):
+def test_what_is_wrong_is_reported_with_its_line(tmp_path, settings, change, line, expected):
     assert change[0] in GOOD
     rejected = read(tmp_path, settings, GOOD.replace(*change))
     assert isinstance(rejected, ConfigRejected)
@@ -91,13 +91,13 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path, settings, change, line, e
     assert f"workload.yaml:{line}:" in str(rejected), str(rejected)
 
 
-def test_everything_is_said_at_once(tmp_path, settings):
+def test_everything_is_reported_at_once(tmp_path, settings):
     rejected = read(tmp_path, settings, GOOD.replace("rate: 2", "rate: 0").replace("at_s: 10", "at_s: -1").replace("seed", "sed"))
     assert isinstance(rejected, ConfigRejected)
     assert len(rejected.problems) == 2
 
 
-def test_no_file_an_empty_one_and_none_with_requests_are_told(tmp_path, settings):
+def test_no_file_an_empty_one_and_none_with_requests_are_reported(tmp_path, settings):
     missing = load_workload(tmp_path / "nowhere.yaml", {}, {}, settings)
     assert "can't be read" in str(missing)
     assert "empty" in str(read(tmp_path, settings, "# nothing\n"))

@@ -97,7 +97,7 @@ def test_an_entry_that_nobody_reaches_says_why(entries: dict[str, list[RouteEntr
     assert why["small", "theirs"] == "pool fast takes its requests"
 
 
-def test_what_could_not_be_asked_is_told_from_what_no_request_reaches(entries: dict[str, list[RouteEntry]]) -> None:
+def test_what_could_not_be_asked_is_distinguished_from_what_no_request_reaches(entries: dict[str, list[RouteEntry]]) -> None:
     idle = {(entry.name, entry.rule): entry.idle for entry in entries["acme"] if entry.why}
     assert idle["large", "hidden"]
     assert idle["small", "never"]

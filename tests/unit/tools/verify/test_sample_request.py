@@ -5,7 +5,7 @@ from din_extproc.route.rules import RuleCondition, TokenRange
 from din_extproc.tools.verify.sample_request import SampleRequest, both, find_samples
 
 
-def test_every_field_of_a_condition_becomes_a_wish() -> None:
+def test_every_field_of_a_condition_becomes_a_sample_request() -> None:
     condition = RuleCondition(
         path=(Operation.EMBEDDINGS,),
         estimated_tokens=TokenRange(gt=100, lt=200),
@@ -18,7 +18,7 @@ def test_every_field_of_a_condition_becomes_a_wish() -> None:
     ]
 
 
-def test_each_alternative_is_a_wish_of_its_own_and_all_of_all_are_in_one() -> None:
+def test_each_alternative_is_its_own_sample_request_and_all_of_all_are_in_one() -> None:
     either = RuleCondition(any=(RuleCondition(stream=True), RuleCondition(estimated_tokens=TokenRange(le=50))))
     assert list(find_samples(either)) == [SampleRequest(stream=True), SampleRequest(highest=50)]
     every = RuleCondition(all=(RuleCondition(stream=True), either, RuleCondition(header={"a": ("1",)})))
@@ -28,7 +28,7 @@ def test_each_alternative_is_a_wish_of_its_own_and_all_of_all_are_in_one() -> No
     ]
 
 
-def test_what_contradicts_itself_is_no_wish() -> None:
+def test_contradictory_conditions_give_no_sample_request() -> None:
     assert both(SampleRequest(stream=True), SampleRequest(stream=False)) is None
     assert both(SampleRequest(headers={"a": "1"}), SampleRequest(headers={"a": "2"})) is None
     assert both(SampleRequest(lowest=10), SampleRequest(highest=9)) is None
