@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "din_extproc"
+SUPPORT = ROOT / "tests" / "support"
 PRODUCT = ("roles", "settings", "edge", "flow", "wire", "intent", "route", "screen", "admit", "schedule", "health", "southbound", "observe",
            "registry", "control", "sim", "audit", "measure", "domain")  # fmt: skip
 """Everything but the tools and the command line that starts them."""
@@ -37,7 +38,7 @@ def main() -> int:
     checks = {
         "class names defined twice": class_names_twice(files),
         "own classes imported under another name": renamed_imports(files),
-        "names with a private word": private_names(files),
+        "names with a private word": private_names([*files, *sorted(SUPPORT.rglob("*.py"))]),
         "docstrings that begin with 'What'": what_docstrings(files),
         "requirement and case ids": ids(),
         f"calls with more than {MAX_POSITIONAL} positional arguments": positional_calls(files),

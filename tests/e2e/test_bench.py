@@ -171,13 +171,13 @@ def test_a_gateway_that_is_not_there_is_one_line_and_exit_code_1(stack: Stack, t
 def test_the_admin_port_shows_exchanges_to_who_knows_their_trace_id(stack: Stack):
     reply: dict[str, Any] = {}
 
-    def told() -> bool:
+    def is_recorded() -> bool:
         with stack.client() as client:
             reply.update(client.get(f"{stack.admin_url}/exchanges?trace=client-named-1").json())
         return bool(reply["exchanges"])
 
     assert stack.chat(stream=True, headers={"x-din-trace-id": "client-named-1"}).status_code == 200
-    stack.eventually(told, "the exchange is shown")
+    stack.eventually(is_recorded, "the exchange is shown")
     (result,) = reply["exchanges"]
     assert (result["pool"], result["outcome"], result["status"]) == ("fast", "completed", 200)
     assert 0 <= result["received_ms"] <= result["sent_ms"] <= result["first_token_ms"] <= result["node_ended_ms"] <= result["ended_ms"]
@@ -230,9 +230,9 @@ def test_a_node_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack, engi
 
 
 def test_a_client_s_clock_that_is_300_ms_off_is_found_and_named(stack: Stack):
-    told, options = asked(stack, tokens=(1, 8))
-    early = [tuple(replace(each, began_at=each.began_at - 0.3) for each in some) for some in (told.exchanges, told.others)]
-    found = make_report(replace(told, exchanges=early[0], others=early[1]), options)
+    split_report, options = asked(stack, tokens=(1, 8))
+    early = [tuple(replace(each, began_at=each.began_at - 0.3) for each in some) for some in (split_report.exchanges, split_report.others)]
+    found = make_report(replace(split_report, exchanges=early[0], others=early[1]), options)
     assert [clock.whose for clock in found.clocks if clock.off] == ["client"]
     assert not found.adds_up
     assert all(split.gap_ms > 200 for split in found.splits)
@@ -264,7 +264,7 @@ def test_on_the_command_line_the_split_is_a_table_and_a_picture(stack: Stack, tm
     assert done.exit_code == 0, done.output
     assert "the parts add up within 50 ms" in done.stdout.splitlines()[-1]
     assert (tmp_path / "split.svg").read_text().startswith("<svg ")
-    told = json.loads(bench(stack, "split", *quick, "--json").stdout)
-    assert told["splits"][0]["node_says"] is False
+    split_report = json.loads(bench(stack, "split", *quick, "--json").stdout)
+    assert split_report["splits"][0]["node_says"] is False
     assert bench(stack, "split", "--url", f"http://{UNUSED_ADDRESS}", "--model", "m").exit_code == 1
     assert bench(stack, "split", "--url", stack.url, "--model", "nothing").exit_code == 1

@@ -190,9 +190,9 @@ def test_errors_are_of_the_clients_classes(stack, acme):
     assert refused(openai.BadRequestError, "invalid_request", messages="no list").param == "messages"
     assert refused(openai.BadRequestError, "context_length_exceeded", max_tokens=50_000)
     assert refused(openai.ConflictError, "version_mismatch", model="modelled@>=2030")
-    with client(stack, "other") as other, OpenAI(base_url=f"{stack.url}/v1", api_key="sk-test-SECRET", max_retries=0) as stranger:
+    with client(stack, "other") as other, OpenAI(base_url=f"{stack.url}/v1", api_key="sk-test-SECRET", max_retries=0) as unknown_client:
         refused(openai.PermissionDeniedError, "model_not_allowed", other)
-        assert "SECRET" not in str(refused(openai.AuthenticationError, "invalid_api_key", stranger))
+        assert "SECRET" not in str(refused(openai.AuthenticationError, "invalid_api_key", unknown_client))
     with client(stack, "trial") as trial:
         trial.chat.completions.create(model="modelled", messages=QUESTION, max_tokens=4)
         assert refused(openai.RateLimitError, "rate_limit_exceeded", trial).type == "rate_limit_error"
@@ -270,8 +270,8 @@ def test_a_stream_has_its_times_when_it_is_over(network):
     with network.stream(model="modelled", messages=QUESTION, max_tokens=20) as stream:
         with pytest.raises(RuntimeError, match="not ended"):
             _ = stream.times
-        said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert said
+        joined = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert joined
     assert stream.provenance.node_id == "sim"
     assert 0 < stream.times.head_ms <= stream.times.ttft_ms <= stream.times.total_ms
     assert 0 <= stream.times.tpot_ms < stream.times.total_ms
@@ -301,8 +301,8 @@ def test_a_node_that_fails_and_a_limit_that_is_reached_have_types_of_their_own(s
     with pytest.raises(Unavailable) as failed, network.stream(model="modelled", messages=QUESTION, max_tokens=9) as stream:
         list(stream)
     assert failed.value.trace_id == stream.provenance.trace_id
-    with Client("http://127.0.0.1:9", "none", max_retries=0) as nobody, pytest.raises(Unavailable) as away:
-        nobody.chat(model="modelled", messages=QUESTION)
+    with Client("http://127.0.0.1:9", "none", max_retries=0) as unreachable, pytest.raises(Unavailable) as away:
+        unreachable.chat(model="modelled", messages=QUESTION)
     assert away.value.code == "unreachable"
     sim.fail("throttle:count=2,retry_after_s=1")
     with pytest.raises(LimitReached) as busy:

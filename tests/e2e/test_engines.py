@@ -112,8 +112,8 @@ def test_a_chat_has_openais_fields_and_the_same_text_everywhere(stack, name):
     (choice,) = answer["choices"]
     assert (choice["index"], choice["finish_reason"], choice["message"]["role"]) == (0, "length", "assistant")
     assert generated(choice) == generated(reference["choices"][0])
-    told = ("prompt_tokens", "completion_tokens", "total_tokens")
-    assert [answer["usage"][count] for count in told] == [reference["usage"][count] for count in told]
+    fields = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [answer["usage"][count] for count in fields] == [reference["usage"][count] for count in fields]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -127,20 +127,20 @@ def test_a_stream_has_the_same_order_of_events_everywhere_and_is_counted_right(s
         reply = client.post(path, json=asked)
     assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8"), reply.text
     assert reply.text.endswith("data: [DONE]\n\n")
-    told = events(reply.text)
-    chunks = [event for event in told if event["choices"]]
-    assert len({event["id"] for event in told}) == 1
+    sent = events(reply.text)
+    chunks = [event for event in sent if event["choices"]]
+    assert len({event["id"] for event in sent}) == 1
     if name in CHATTY:
         assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+        joined = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     else:
-        said = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    assert said == generated(whole["choices"][0])
+        joined = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert joined == generated(whole["choices"][0])
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "length"]
     tells = usage and (name, "usage") not in DIFFERENCES
-    assert [bool(event.get("usage")) for event in told] == [False] * len(chunks) + [True] * tells
+    assert [bool(event.get("usage")) for event in sent] == [False] * len(chunks) + [True] * tells
     if tells:
-        assert told[-1]["usage"]["completion_tokens"] == 6
+        assert sent[-1]["usage"]["completion_tokens"] == 6
     after = stack.settled(sum(before["outcomes"].values()) + 2)["counts"]
     assert after["completion_tokens"] - before["completion_tokens"] == 12 if name != "triton-native" else True
 

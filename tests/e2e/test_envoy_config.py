@@ -240,7 +240,7 @@ async def test_a_client_error_of_a_node_is_passed_on_and_not_retried():
         assert gateway.nodes[1].seen == []
 
 
-def nobody(_headers, _body):
+def route_to_missing_node(_headers, _body):
     """A decision whose node has left the pool: Envoy falls back to one of the others."""
     return Route("pool", ["10.255.255.1:9"])
 
@@ -252,13 +252,13 @@ async def test_a_node_without_a_port_is_ejected_from_the_fallback_and_an_empty_p
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(bad)
         assert [(await gateway.chat()).status for _ in range(2)] == [503, 503]
         await until_stat(gateway, "cluster.pool.membership_healthy", 1)
-        gateway.sidecar.decide = nobody
+        gateway.sidecar.decide = route_to_missing_node
         assert [(await gateway.chat()).json() for _ in range(10)] == [{"node": good.name}] * 10
         await good.stop()
         gateway.sidecar.decide = lambda _headers, _body: gateway.toward(good)
         assert [(await gateway.chat()).status for _ in range(2)] == [503, 503]
         await until_stat(gateway, "cluster.pool.membership_healthy", 0)
-        gateway.sidecar.decide = nobody
+        gateway.sidecar.decide = route_to_missing_node
         reply = await gateway.chat()
         assert_error(reply, RefusalCode.NO_HEALTHY_NODE)
         assert reply["retry-after"] == "1"
@@ -278,7 +278,7 @@ async def test_a_node_that_answers_badly_or_breaks_connections_is_not_ejected_by
 async def test_a_node_that_fails_its_health_check_leaves_the_fallback_and_comes_back():
     async with rig(2, health_check=HealthCheck(interval_ms=50, timeout_ms=1_000, unhealthy_after=1)) as gateway:
         sick, well = gateway.nodes
-        gateway.sidecar.decide = nobody
+        gateway.sidecar.decide = route_to_missing_node
         sick.healthy = False
         await until_stat(gateway, "cluster.pool.membership_healthy", 1)
         assert [(await gateway.chat()).json() for _ in range(10)] == [{"node": well.name}] * 10

@@ -84,11 +84,11 @@ def test_a_request_passes_without_its_key_and_with_the_headers_of_its_limits(sta
 
 def test_wrong_keys_foreign_models_and_broken_bodies_are_refused_in_the_one_error_body(stack):
     with stack.client(None) as client:
-        nobody = client.post(PATH, json=ask())
+        without_key = client.post(PATH, json=ask())
     foreign = stack.chat(ask(model="x"), tenant_name="other")
     broken = stack.chat({"model": 5}, tenant_name="acme")
-    assert [reply.status_code for reply in (nobody, foreign, broken)] == [401, 403, 400]
-    assert [reply.json()["code"] for reply in (nobody, foreign, broken)] == ["invalid_api_key", "model_not_allowed", "invalid_request"]
+    assert [reply.status_code for reply in (without_key, foreign, broken)] == [401, 403, 400]
+    assert [reply.json()["code"] for reply in (without_key, foreign, broken)] == ["invalid_api_key", "model_not_allowed", "invalid_request"]
 
 
 def test_a_silent_stream_keeps_its_slot_beyond_its_lease_and_gives_it_back_with_its_end(stack):

@@ -205,11 +205,11 @@ def test_whatever_a_node_writes_its_class_is_kept_and_nothing_else_of_it_shows(s
     parrot.answers(status, body, **more)
     with accounted(stack), stack.client() as client:
         answer = client.post(PATH, json=ask())
-        said = ours(answer, *expected)
+        client_error = ours(answer, *expected)
         assert len(answer.content) < 1000
         assert "nginx" not in answer.text
         if body == DETAIL or "gzip" in more.values():
-            assert said["detail"] == ("no such field" if more.get("content_encoding") != "br" else "The request is malformed")
+            assert client_error["detail"] == ("no such field" if more.get("content_encoding") != "br" else "The request is malformed")
         if expected[0] in (429, 503):
             assert answer.headers["retry-after"] == ("3600" if expected[0] == 429 else "1")
         parrot.answers(400, DETAIL)

@@ -104,10 +104,10 @@ def test_reasoning_comes_apart_from_the_answer_whole_and_in_deltas(client):
 
 
 def test_the_wished_for_form_of_an_answer_reaches_the_engine_byte_for_byte(client, engines):
-    wish = (
+    schema = (
         '"response_format" :{ "type":"json_schema","json_schema":{"name":"v","schema":{"type":"object","x":1.50,"pattern":"\\u0041/\\/"}}}'
     )
-    body = f'{{"model":"org/seer","messages":[{{"role":"user","content":"hi"}}],"max_tokens":2, {wish} }}'
+    body = f'{{"model":"org/seer","messages":[{{"role":"user","content":"hi"}}],"max_tokens":2, {schema} }}'
     reply = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 200, reply.text
     assert engines["org/seer"].seen()[1][-1]["body"] == body.encode()

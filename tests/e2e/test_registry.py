@@ -261,9 +261,9 @@ def test_what_is_refused_before_anybody_reads_it_is_refused_in_json_too(pair):
         ("PUT", "/v1/nodes", b"", 405, "method_not_allowed"),
         ("GET", f"/v1/nodes?{'x' * 9000}", None, 400, "invalid_request"),
     ):
-        answered, said = one.say(method, path, body)
-        assert (answered, said["code"], said["status"]) == (status, code, status), said
-        assert said["type"] == f"urn:din-extproc:http:{code}"
+        answered, error_body = one.say(method, path, body)
+        assert (answered, error_body["code"], error_body["status"]) == (status, code, status), error_body
+        assert error_body["type"] == f"urn:din-extproc:http:{code}"
     headers = raw_request(one.http_port, b"GET /v1/nodes HTTP/1.1\r\nx: " + b"y" * 20_000 + b"\r\n\r\n")
     assert b" 400 " in headers[:20]
     assert b"application/problem+json" in headers
@@ -378,9 +378,9 @@ def test_the_nodes_command_shows_them(pair):
     one, _ = pair
     one.join("gpu-1")
     command = [sys.executable, "-m", "din_extproc", "nodes", "--config", str(one.config_file)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200", "PATH": ""})
-    assert "gpu-1" in shown.stdout
-    assert "ready" in shown.stdout or "recovering" in shown.stdout, "it may have been away in an earlier test"
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200", "PATH": ""})
+    assert "gpu-1" in listed.stdout
+    assert "ready" in listed.stdout or "recovering" in listed.stdout, "it may have been away in an earlier test"
     rows = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)["nodes"]
     assert rows[0]["pools"] == ["chat"]
     assert one.status()["membership"]["nodes"][0]["node"]["id"] == "gpu-1"

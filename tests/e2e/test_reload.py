@@ -162,11 +162,11 @@ def test_a_bad_file_at_the_start_is_reported_line_by_line_and_ends_with_1(stack,
     bad.write_text(f"{text}\nalaises: {{}}\n")
     for command in (["serve", "--config", bad], ["render", "envoy", "--config", bad], ["check", bad]):
         ended = subprocess.run([sys.executable, "-m", "din_extproc", *command], capture_output=True, text=True, timeout=60, check=False)
-        said = ended.stdout + ended.stderr
-        assert ended.returncode == 1, said
-        assert "tenants[1].limits.rpm: at least 1 is expected" in said
-        assert "envoy.access_log_flush_ms: at most 10000 is expected" in said
-        assert "alaises: unknown field" in said
-        assert "did you mean 'aliases'?" in said
-        assert said.count(f"{bad}:") == 3
-        assert "Traceback" not in said
+        output = ended.stdout + ended.stderr
+        assert ended.returncode == 1, output
+        assert "tenants[1].limits.rpm: at least 1 is expected" in output
+        assert "envoy.access_log_flush_ms: at most 10000 is expected" in output
+        assert "alaises: unknown field" in output
+        assert "did you mean 'aliases'?" in output
+        assert output.count(f"{bad}:") == 3
+        assert "Traceback" not in output

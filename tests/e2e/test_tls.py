@@ -168,9 +168,9 @@ def test_a_node_s_envoy_reaches_its_agent_over_mutual_tls_and_nobody_else_does(e
     client_tls = {"ca": str(authority.file), **authority.issue("envoy", "envoy"), "server_name": "localhost"}
     ext_proc, health = free_port(), free_port()
     proxy = {"ext_proc": {"address": f"127.0.0.1:{ext_proc}", "tls": mutual}, "sidecar_tls": client_tls}
-    nobody = f"http://127.0.0.1:{free_port()}"
+    no_registry = f"http://127.0.0.1:{free_port()}"
     own = {"address": f"127.0.0.1:{health}", "tls": mutual}
-    with NodeStack(engine.address, nobody, envoy=True, proxy=proxy, health=own) as node:
+    with NodeStack(engine.address, no_registry, envoy=True, proxy=proxy, health=own) as node:
         body = {"model": "sim-model", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         with node.client() as client:
             assert client.post("/v1/chat/completions", json=body).status_code == 200

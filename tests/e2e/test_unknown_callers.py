@@ -143,7 +143,7 @@ def test_the_registry_reveals_nothing_to_an_unknown_caller_and_accepts_nothing(s
             answers.add((reply.status_code, reply.text))
     assert len(answers) == 1, answers
     assert next(iter(answers))[0] == 401
-    heard = set()
+    answers_received = set()
     with grpc.insecure_channel(f"127.0.0.1:{stack.ports['registry']}") as channel:
         for method, request in (
             ("Register", pb.RegisterRequest(node=pb.Node(id="gpu-1"))),
@@ -155,9 +155,9 @@ def test_the_registry_reveals_nothing_to_an_unknown_caller_and_accepts_nothing(s
             ask = channel.stream_stream(f"/din.v1.NodeRegistry/{method}", lambda each: each.SerializeToString(), bytes)
             with pytest.raises(grpc.RpcError) as refused:
                 list(ask(iter([request]), metadata=[("authorization", authorization)], timeout=10))
-            heard.add((refused.value.code(), refused.value.details()))
-    assert len(heard) == 1, heard
-    assert next(iter(heard))[0] is grpc.StatusCode.UNAUTHENTICATED
+            answers_received.add((refused.value.code(), refused.value.details()))
+    assert len(answers_received) == 1, answers_received
+    assert next(iter(answers_received))[0] is grpc.StatusCode.UNAUTHENTICATED
     assert stack.status()["membership"]["nodes"][0]["node"]["id"] == "secret-node"
     assert "10.0.0.66" not in json.dumps(stack.status())
 
@@ -266,12 +266,12 @@ def test_no_secret_is_written_down_or_shown_whatever_goes_wrong(stack, engine):
 def test_who_begins_and_goes_on_with_nothing_is_left_at_every_port(silent):
     for name, since, connection in silent:
         connection.settimeout(max(0.5, since + 40 - time.monotonic()))
-        heard = b"?"
-        while heard:
+        received = b"?"
+        while received:
             try:
-                heard = connection.recv(65536)
+                received = connection.recv(65536)
             except ConnectionError:
-                heard = b""
+                received = b""
             except TimeoutError:
                 break
-        assert heard == b"", f"{name} still holds a connection that says nothing"
+        assert received == b"", f"{name} still holds a connection that says nothing"

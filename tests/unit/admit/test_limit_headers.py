@@ -94,11 +94,11 @@ def test_a_token_refusal_names_limit_and_requested():
     assert "requested 9000" in refuse_denied(Denied("tenant", "tpm", 10_000, 1, FULL), CLAIM).message
 
 
-@pytest.mark.parametrize(("lease_left_ms", "told_ms"), [(30_000, 1000), (400, 400)])
-def test_a_slot_is_worth_another_try_before_the_oldest_lease_runs_out(lease_left_ms, told_ms):
+@pytest.mark.parametrize(("lease_left_ms", "expected_ms"), [(30_000, 1000), (400, 400)])
+def test_a_slot_is_worth_another_try_before_the_oldest_lease_runs_out(lease_left_ms, expected_ms):
     refused = refuse_denied(Denied("tenant", "max_streams", 2, lease_left_ms, FULL), CLAIM)
     assert refused.code is RefusalCode.CONCURRENCY_LIMIT_EXCEEDED
-    assert refused.retry_after_ms == told_ms
+    assert refused.retry_after_ms == expected_ms
 
 
 def test_oversize_is_a_400_without_a_time_to_retry():

@@ -176,13 +176,13 @@ def test_a_choice_that_never_began_is_missed_when_the_stream_has_no_end_mark(usa
     assert usage.play([body]).out == body
 
 
-TOLD = {"prompt_tokens": 30, "completion_tokens": 6, "total_tokens": 36}
+ENGINE_USAGE = {"prompt_tokens": 30, "completion_tokens": 6, "total_tokens": 36}
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (event({"error": {"message": "m", "code": 500}, "usage": TOLD}), (30, 6)),
+        (event({"error": {"message": "m", "code": 500}, "usage": ENGINE_USAGE}), (30, 6)),
         (
             event({"type": "response.failed", "response": {"error": {"code": "x"}, "usage": {"input_tokens": 30, "output_tokens": 6}}}),
             (30, 6),

@@ -142,10 +142,10 @@ def test_a_family_that_grows_while_it_is_shown_is_shown_as_it_was():
     counts = Counts(of.BAD_EVENTS)
     counts.add(("a",))
     counts.add(("b",))
-    shown = iter(counts.family().points)
-    assert next(shown) == (("a",), 1)
+    remaining = iter(counts.family().points)
+    assert next(remaining) == (("a",), 1)
     counts.add(("c",))
-    assert list(shown) == [(("b",), 1)]
+    assert list(remaining) == [(("b",), 1)]
 
 
 def test_what_is_not_reported_or_no_number_is_left_out():

@@ -250,8 +250,8 @@ def test_two_nodes_can_not_have_one_address_unless_the_first_is_dead():
 def test_addresses_are_compared_as_addresses_not_as_text():
     net = Network()
     net.register(replace(registration("a"), node=replace(registration("a").node, endpoint=Endpoint.parse("[fd00:0::10]:8000"))))
-    twin = replace(registration("b"), node=replace(registration("b").node, endpoint=Endpoint.parse("[fd00::0010]:8000")))
-    row = record_registration(twin, "l", None, alive=False, catalogue=CATALOGUE, now=net.now)
+    same_address = replace(registration("b"), node=replace(registration("b").node, endpoint=Endpoint.parse("[fd00::0010]:8000")))
+    row = record_registration(same_address, "l", None, alive=False, catalogue=CATALOGUE, now=net.now)
     assert row.address_and_model == "[fd00::10]:8000 m"
     assert net.table.find_owner(row).id == "a"
 
