@@ -729,6 +729,12 @@ local COUNTS = {
   { key = '"meta"', whole = '^"meta"%s*:%s*(%b{})', odd = { '^"meta"%s*[^%s:]', '^"meta"%s*:%s*[^%s{]' }, take = take_meta },
 }
 
+-- The same by the first byte of the key's name: most members are told apart by it.
+local COUNT_BY_LEAD = {}
+for _, member in ipairs(COUNTS) do
+  COUNT_BY_LEAD[byte(member.key, 2)] = member
+end
+
 -- Whether the text can be the beginning of such a member.
 local function may_become(text, at, member)
   local key, odd = member.key, member.odd
@@ -749,8 +755,12 @@ end
 
 -- Skip a string, or read a member that holds counts. Returns the position after it; nil: the text ends before it does.
 local function pass_string(state, text, at, depth)
-  for i = 1, depth == 1 and #COUNTS or 0 do
-    local member = COUNTS[i]
+  if depth == 1 and at == #text then
+    state.tail = '"'
+    return nil
+  end
+  local member = depth == 1 and COUNT_BY_LEAD[byte(text, at + 1)]
+  if member then
     local _, last, object = find(text, member.whole, at)
     if object then
       member.take(state, object)
