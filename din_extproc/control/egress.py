@@ -59,7 +59,7 @@ from din_extproc.domain.node import EGRESS_PREFIX, Node, RemoteApi
 _PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NODE = "din"
 """The id of an Envoy that has none: Envoy reads no SDS file without one."""
-_CONNECT_MS = 5_000
+CONNECT_MS = 5_000
 """At least, for a TCP and a TLS handshake across sites."""
 _INSIDE = (
     *(f"x-{family}-" for family in ("din", "bxagent", "envoy", "forwarded")),
@@ -147,7 +147,9 @@ def make_egress_listener(node: Node, api: RemoteApi, topology: Topology, *, clus
         stat_prefix="din_egress",
         codec_type=HttpConnectionManagerCodecType.AUTO,
         route_config=RouteConfiguration(
-            name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_make_route(cluster, api)])]
+            name=name,
+            virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=[_make_route(cluster, api)])],
+            validate_clusters=False,  # a control plane may send the listener before the cluster
         ),
         http_filters=[HttpFilter(name=each.name, typed_config=each.typed_config) for each in _make_filters(node, api, topology)],
         generate_request_id=False,
@@ -214,7 +216,7 @@ def remote_cluster(name: str, address: SocketAddress, topology: Topology, *, ca:
         name=name,
         type=ClusterDiscoveryType.STATIC if address.is_ip else ClusterDiscoveryType.LOGICAL_DNS,
         dns_lookup_family=ClusterDnsLookupFamily.ALL,
-        connect_timeout=to_duration(max(_CONNECT_MS, topology.timeouts.connect_ms)),
+        connect_timeout=to_duration(max(CONNECT_MS, topology.timeouts.connect_ms)),
         load_assignment=ClusterLoadAssignment(cluster_name=name, endpoints=hosts),
         circuit_breakers=make_unlimited_circuit_breakers(),
         transport_socket=None if ca is None else _tls(address, ca),

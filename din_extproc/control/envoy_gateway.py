@@ -6,7 +6,8 @@ Needs `extensionApis.enableEnvoyPatchPolicy` and `enableBackend` in the configur
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,17 +17,35 @@ from din_extproc.control.access_log import LOG_NAME, REQUEST_HEADERS, RESPONSE_H
 from din_extproc.control.break_limit import limits_breaks
 from din_extproc.control.clusters import ENDPOINT_HEADER, build_discovered_pair, build_discovered_pool
 from din_extproc.control.endpoint_metadata import NAMESPACE, make_endpoint_metadata
+from din_extproc.control.envoy_gateway_egress import (
+    check_hosts,
+    describe_endpoint,
+    describe_hosts,
+    describe_listeners,
+    describe_proxy,
+    find_placeholder,
+    make_placeholder,
+)
+from din_extproc.control.envoy_gateway_security import describe_security
 from din_extproc.control.filters import EXT_PROC, HEALTH_CHECK, METADATA_NAMESPACE, build_http_filters
-from din_extproc.control.jwt import keys_for_cluster
+from din_extproc.control.gateway_resources import (
+    LABELS,
+    NO_LIMITS,
+    OWN,
+    STANDARD,
+    format_duration,
+    make_address,
+    make_patch,
+    make_resource,
+    make_target,
+)
 from din_extproc.control.listener import build_connection_manager, compute_held_bytes
 from din_extproc.control.packing import renamed, to_plain
-from din_extproc.control.routes import ALLOWED, CLUSTER_HEADER, EXPOSED, METHODS, UNDECIDED, build_node_headers, removed_headers
-from din_extproc.control.topology import EXT_PROC_CLUSTER, Address, HealthCheck, Outlier, SocketAddress, Topology
-from din_extproc.domain.identity import JWT_AUTHN, JwtIssuer, RemoteJwks
-from din_extproc.domain.node import Pool, in_flight_cluster
+from din_extproc.control.routes import CLUSTER_HEADER, UNDECIDED, build_node_headers, removed_headers
+from din_extproc.control.topology import EXT_PROC_CLUSTER, HealthCheck, Outlier, SocketAddress, Topology
+from din_extproc.domain.identity import JWT_AUTHN
+from din_extproc.domain.node import Node, Pool, in_flight_cluster
 
-_OWN, _STANDARD = "gateway.envoyproxy.io", "gateway.networking.k8s.io"
-_LABELS = {"app.kubernetes.io/name": "din-extproc"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,240}[a-z0-9])?").fullmatch
 _MANAGER = "..filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config"
 _FROM_STANDALONE = ("common_http_protocol_options", "early_header_mutation_extensions", "http_protocol_options", "local_reply_config")
@@ -52,9 +71,19 @@ class Placement(Struct, frozen=True, kw_only=True):
         """Return Envoy Gateway's name of the listener and its routes."""
         return f"{self.namespace}/{self.gateway}/{self.listener}"
 
+    @property
+    def parent(self) -> dict[str, str]:
+        """How a route refers to the listener."""
+        return {"name": self.gateway, "sectionName": self.listener}
 
-def build_envoy_gateway(topology: Topology, placement: Placement) -> list[dict[str, Any]]:
+
+def build_envoy_gateway(topology: Topology, placement: Placement, authorities: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """The manifests.
+
+    Args:
+        topology: What is rendered.
+        placement: Where in the cluster.
+        authorities: The certificates of hosted APIs' authorities, PEM, by the name of their file.
 
     Raises:
         ValueError: a part of the topology has no place in a cluster.
@@ -65,10 +94,12 @@ def build_envoy_gateway(topology: Topology, placement: Placement) -> list[dict[s
     for way in _ways(topology):
         manifests += [*way.backends(), _route(way.name, placement, way, removed_headers(topology)), _traffic(way, topology)]
     manifests.append(_route("din-closed", placement))
-    security = _security(topology)
+    manifests += describe_hosts(topology, placement.parent, placement.host, authorities or {})
+    security = describe_security(topology)
     if security:
-        manifests.append(_resource(_OWN, "SecurityPolicy", "din", {"targetSelectors": [_our_routes()], **security}))
+        manifests.append(make_resource(OWN, "SecurityPolicy", "din", {"targetSelectors": [_our_routes()], **security}))
     manifests += [_extension(topology), _patches(topology, placement)]
+    _check_names(manifests)
     for manifest in manifests:
         manifest["metadata"] |= {"namespace": placement.namespace}
     return manifests
@@ -83,15 +114,17 @@ def _check(topology: Topology) -> None:
     if topology.fail_open_pool is not None:
         raise ValueError("`fail_open`: Envoy Gateway's routes can't tell undecided from refused requests; use `render envoy`")
     for pool in topology.pools:
-        if pool.is_remote:
-            raise ValueError(f"pool {pool.name}: Envoy Gateway has no place for the listeners of hosted APIs; use `render envoy`")
         if not pool.nodes:
             raise ValueError(f"pool {pool.name}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
         if _NAME(pool.name) is None:
             raise ValueError(f"pool {pool.name}: a Kubernetes name has lower-case letters, digits, '-' and '.' only; rename the pool")
-    ways = [way.name for way in _ways(topology)]
-    if len(set(ways)) < len(ways):
-        raise ValueError("pools: two pairs of a pool and its fallback get the same resource name; rename them without dots")
+    check_hosts(topology)
+
+
+def _check_names(manifests: Sequence[Mapping[str, Any]]) -> None:
+    for (kind, name), count in Counter((each["kind"], each["metadata"]["name"]) for each in manifests).items():
+        if count > 1:
+            raise ValueError(f"the names of two pools or nodes give the same {kind} {name}; rename one of them, and take the dots out")
 
 
 class _Way(Struct, frozen=True):
@@ -117,14 +150,12 @@ class _Way(Struct, frozen=True):
 
     def backends(self) -> Iterator[dict[str, Any]]:
         """Its own: the second one of a pair is marked as what takes over, which gives its nodes the next priority."""
-        pool = self.pools[-1]
-        endpoints = [_at(SocketAddress(node.endpoint.host, node.endpoint.port)) for node in pool.nodes]
-        spec: dict[str, Any] = {"endpoints": endpoints}
-        yield _resource(_OWN, "Backend", self.name, spec if self.fallback is None else {**spec, "fallback": True})
+        spec: dict[str, Any] = {"endpoints": [_endpoint(node) for node in self.pools[-1].nodes]}
+        yield make_resource(OWN, "Backend", self.name, spec if self.fallback is None else {**spec, "fallback": True})
 
     def backend_refs(self) -> list[dict[str, Any]]:
         """In the order in which they are asked."""
-        return [_backend_ref(name) for name in dict.fromkeys((_Way(self.pool).name, self.name))]
+        return [make_target("Backend", name, OWN) for name in dict.fromkeys((_Way(self.pool).name, self.name))]
 
 
 def _ways(topology: Topology) -> list[_Way]:
@@ -132,31 +163,17 @@ def _ways(topology: Topology) -> list[_Way]:
     return [*map(_Way, topology.pools), *(_Way(pools[pool], pools[fallback]) for pool, fallback in topology.moves)]
 
 
-def _resource(group: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    version = "v1" if group == _STANDARD else "v1alpha1"
-    return {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name, "labels": _LABELS}, "spec": spec}
-
-
-def _duration(milliseconds: int) -> str:
-    """In the API's own spelling, of five digits a unit."""
-    return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds // 1000}s{milliseconds % 1000}ms"
-
-
-def _at(address: Address) -> dict[str, Any]:
-    if not isinstance(address, SocketAddress):
-        raise TypeError(address)
-    return (
-        {"ip": {"address": address.host, "port": address.port}}
-        if address.is_ip
-        else {"fqdn": {"hostname": address.host, "port": address.port}}
-    )
+def _endpoint(node: Node) -> dict[str, Any]:
+    if node.remote is not None:
+        return make_placeholder(node, node.remote)
+    return make_address(SocketAddress(node.endpoint.host, node.endpoint.port))
 
 
 def _sidecar(topology: Topology) -> Iterator[dict[str, Any]]:
-    workers = [_at(address) for address in topology.ext_proc]
-    yield _resource(_OWN, "Backend", "din-extproc", {"endpoints": workers, "appProtocols": [_HTTP2]})
+    workers = [make_address(address) for address in topology.ext_proc]
+    yield make_resource(OWN, "Backend", "din-extproc", {"endpoints": workers, "appProtocols": [_HTTP2]})
     if topology.access_log is not None:
-        yield _resource(_OWN, "Backend", "din-log", {"endpoints": [_at(topology.access_log)], "appProtocols": [_HTTP2]})
+        yield make_resource(OWN, "Backend", "din-log", {"endpoints": [make_address(topology.access_log)], "appProtocols": [_HTTP2]})
 
 
 def _proxy(topology: Topology) -> Iterator[dict[str, Any]]:
@@ -166,25 +183,21 @@ def _proxy(topology: Topology) -> Iterator[dict[str, Any]]:
         "als": {
             "type": "HTTP",
             "logName": LOG_NAME,
-            "backendRefs": [_backend_ref("din-log")],
+            "backendRefs": [make_target("Backend", "din-log", OWN)],
             "http": {"requestHeaders": REQUEST_HEADERS, "responseHeaders": RESPONSE_HEADERS},
         },
     }
     order = [{"name": "envoy.filters.http.lua", "before": EXT_PROC}]
     telemetry = {"accessLog": {"settings": [{"sinks": [sink]}]}} if topology.access_log is not None else {}
-    yield _resource(_OWN, "EnvoyProxy", "din", {"filterOrder": order, "telemetry": telemetry})
-
-
-def _backend_ref(name: str) -> dict[str, Any]:
-    return {"group": _OWN, "kind": "Backend", "name": name}
+    yield make_resource(OWN, "EnvoyProxy", "din", {"filterOrder": order, "telemetry": telemetry, **describe_proxy(topology)})
 
 
 def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
-    target = {"group": _STANDARD, "kind": "Gateway", "name": placement.gateway, "sectionName": placement.listener}
+    target = {**make_target("Gateway", placement.gateway), "sectionName": placement.listener}
     waits = {
-        "requestReceivedTimeout": _duration(topology.timeouts.request_ms),
+        "requestReceivedTimeout": format_duration(topology.timeouts.request_ms),
         "requestHeadersReceivedTimeout": "10s",
-        "streamIdleTimeout": _duration(topology.timeouts.stream_idle_ms),
+        "streamIdleTimeout": format_duration(topology.timeouts.stream_idle_ms),
     }
     spec: dict[str, Any] = {
         "targetRefs": [target],
@@ -202,7 +215,7 @@ def _clients(topology: Topology, placement: Placement) -> dict[str, Any]:
         spec["headers"]["xForwardedClientCert"] = {"mode": "AlwaysForwardOnly" if gateway.networks else "ForwardOnly"}
     if topology.health_path is not None:
         spec["healthCheck"] = {"path": topology.health_path}
-    return _resource(_OWN, "ClientTrafficPolicy", "din", spec)
+    return make_resource(OWN, "ClientTrafficPolicy", "din", spec)
 
 
 def _route(name: str, placement: Placement, way: _Way | None = None, removed: Sequence[str] = ()) -> dict[str, Any]:
@@ -213,21 +226,20 @@ def _route(name: str, placement: Placement, way: _Way | None = None, removed: Se
     match: dict[str, Any] = {"path": {"type": "PathPrefix", "value": "/"}}
     rule: dict[str, Any] = {"matches": [match]}
     if way is None:
-        rule["backendRefs"] = [_backend_ref("din-extproc")]  # never asked: a patch makes a way that leads nowhere of it
+        rule["backendRefs"] = [make_target("Backend", "din-extproc", OWN)]  # never asked: a patch makes a way that leads nowhere of it
     else:
         match["headers"] = [{"type": "Exact", "name": CLUSTER_HEADER, "value": way.cluster}]
         rule["filters"] = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": list(removed)}}]
         rule["backendRefs"] = way.backend_refs()
-    parent = {"name": placement.gateway, "sectionName": placement.listener}
-    return _resource(_STANDARD, "HTTPRoute", name, {"parentRefs": [parent], "hostnames": [placement.host], "rules": [rule]})
+    return make_resource(STANDARD, "HTTPRoute", name, {"parentRefs": [placement.parent], "hostnames": [placement.host], "rules": [rule]})
 
 
 def _traffic(way: _Way, topology: Topology) -> dict[str, Any]:
-    """A pair's requests name their nodes, so that its health is asked in the pools' own clusters alone."""
-    retry, check = topology.retry, topology.health_check if way.fallback is None else None
-    jitter = _duration(retry.jitter_ms)
+    """A pair's requests name their nodes, so that its health is asked in the pools' own clusters alone; a hosted API is not asked."""
+    retry, check = topology.retry, topology.health_check if way.fallback is None and not way.pool.is_remote else None
+    jitter = format_duration(retry.jitter_ms)
     spec: dict[str, Any] = {
-        "targetRefs": [{"group": _STANDARD, "kind": "HTTPRoute", "name": way.name}],
+        "targetRefs": [make_target("HTTPRoute", way.name)],
         "loadBalancer": {"type": "LeastRequest", "endpointOverride": {"extractFrom": [{"header": ENDPOINT_HEADER}]}},
         "retry": {
             "numRetries": retry.attempts if way.fallback is None else retry.tries,
@@ -238,25 +250,25 @@ def _traffic(way: _Way, topology: Topology) -> dict[str, Any]:
             "perRetry": {"backOff": {"baseInterval": jitter, "maxInterval": jitter}},
         },
         "timeout": {
-            "tcp": {"connectTimeout": _duration(topology.timeouts.connect_ms)},
-            "http": {"requestTimeout": _duration(topology.timeouts.total_ms), "connectionIdleTimeout": "4s"},
+            "tcp": {"connectTimeout": format_duration(topology.timeouts.connect_ms)},
+            "http": {"requestTimeout": format_duration(topology.timeouts.total_ms), "connectionIdleTimeout": "4s"},
         },
-        "circuitBreaker": dict.fromkeys(("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1 << 20),
+        "circuitBreaker": NO_LIMITS,
         "healthCheck": {
             "panicThreshold": 0,
             **({} if check is None else {"active": _health_check(check, way.pool)}),
             **({} if topology.outlier is None else {"passive": _watched(topology.outlier)}),
         },
     }
-    return _resource(_OWN, "BackendTrafficPolicy", way.name, spec)
+    return make_resource(OWN, "BackendTrafficPolicy", way.name, spec)
 
 
 def _health_check(check: HealthCheck, pool: Pool) -> dict[str, Any]:
     return {
         "type": "HTTP",
         "http": {"path": check.engine_paths.get(pool.engine, check.path)},
-        "interval": _duration(check.interval_ms),
-        "timeout": _duration(check.timeout_ms),
+        "interval": format_duration(check.interval_ms),
+        "timeout": format_duration(check.timeout_ms),
         "unhealthyThreshold": check.unhealthy_after,
         "healthyThreshold": check.healthy_after,
     }
@@ -268,51 +280,20 @@ def _watched(outlier: Outlier) -> dict[str, Any]:
         "consecutiveLocalOriginFailures": outlier.consecutive_connect_failures,
         "consecutive5XxErrors": 0,
         "consecutiveGatewayErrors": 0,
-        "interval": _duration(outlier.interval_ms),
-        "baseEjectionTime": _duration(outlier.base_ejection_ms),
+        "interval": format_duration(outlier.interval_ms),
+        "baseEjectionTime": format_duration(outlier.base_ejection_ms),
         "maxEjectionPercent": outlier.max_ejection_percent,
     }
 
 
-def _security(topology: Topology) -> dict[str, Any]:
-    """Return the spec of the SecurityPolicy of our routes; only one may apply to a route."""
-    cors = {"cors": _cors(topology)} if topology.cors_origins else {}
-    return cors | ({"jwt": _jwt(topology.identity.jwt)} if topology.identity.jwt else {})
-
-
-def _jwt(issuers: Sequence[JwtIssuer]) -> dict[str, Any]:
-    """Verify tokens, and leave every refusal to the sidecar: API keys come in the same header."""
-    header = {"name": "authorization", "valuePrefix": "Bearer "}
-    providers = []
-    for index, issuer in enumerate(issuers):
-        keys = keys_for_cluster(issuer)
-        if isinstance(keys, RemoteJwks):
-            source: dict[str, Any] = {"remoteJWKS": {"uri": keys.url, "cacheDuration": f"{keys.cache_s}s"}}
-        else:
-            source = {"localJWKS": {"type": "Inline", "inline": keys.text}}
-        audience = {"issuer": issuer.issuer, "audiences": list(issuer.audiences)}
-        providers.append({"name": f"din-{index}", **audience, **source, "extractFrom": {"headers": [header]}})
-    return {"failOpen": True, "providers": providers}
-
-
-def _cors(topology: Topology) -> dict[str, Any]:
-    return {
-        "allowOrigins": list(topology.cors_origins),
-        "allowMethods": METHODS.split(","),
-        "allowHeaders": list(ALLOWED),
-        "exposeHeaders": list(EXPOSED),
-        "maxAge": "600s",
-    }
-
-
 def _our_routes() -> dict[str, Any]:
-    return {"group": _STANDARD, "kind": "HTTPRoute", "matchLabels": _LABELS}
+    return {"group": STANDARD, "kind": "HTTPRoute", "matchLabels": LABELS}
 
 
 def _extension(topology: Topology) -> dict[str, Any]:
     processor: dict[str, Any] = {
-        "backendRefs": [_backend_ref("din-extproc")],
-        "messageTimeout": _duration(topology.timeouts.message_ms),
+        "backendRefs": [make_target("Backend", "din-extproc", OWN)],
+        "messageTimeout": format_duration(topology.timeouts.message_ms),
         "failOpen": True,
         "processingMode": {"request": {"body": "Buffered"}, "allowModeOverride": True},
         "metadata": {"writableNamespaces": [METADATA_NAMESPACE]},
@@ -324,32 +305,28 @@ def _extension(topology: Topology) -> dict[str, Any]:
     spec: dict[str, Any] = {"targetSelectors": [_our_routes()], "extProc": [processor]}
     if topology.usage_lua:
         spec["lua"] = [{"type": "Inline", "inline": topology.usage_lua}]
-    return _resource(_OWN, "EnvoyExtensionPolicy", "din", spec)
+    return make_resource(OWN, "EnvoyExtensionPolicy", "din", spec)
 
 
 def _patches(topology: Topology, placement: Placement) -> dict[str, Any]:
-    target = {"group": _STANDARD, "kind": "Gateway", "name": placement.gateway}
-    patches = [*_of_listener(topology, placement), *_of_routes(placement), *_of_nodes(topology, placement)]
-    return _resource(_OWN, "EnvoyPatchPolicy", "din", {"targetRef": target, "type": "JSONPatch", "jsonPatches": patches})
-
-
-def _patch(kind: str, name: str, place: str, path: str, value: Any) -> dict[str, Any]:
-    operation = {"op": "add", **({"jsonPath": place} if place else {}), "path": path, "value": value}
-    return {"type": f"type.googleapis.com/envoy.config.{kind}", "name": name, "operation": operation}
+    patches = [*_of_listener(topology, placement), *describe_listeners(topology, placement.namespace)]
+    patches += [*_of_routes(placement), *_of_nodes(topology, placement)]
+    target = make_target("Gateway", placement.gateway)
+    return make_resource(OWN, "EnvoyPatchPolicy", "din", {"targetRef": target, "type": "JSONPatch", "jsonPatches": patches})
 
 
 def _of_listener(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
     """Return the patches for the listener's protection, and for settings of ext_proc that Envoy Gateway's own kinds don't have."""
     manager = to_plain(build_connection_manager(topology))
     for part in _FROM_STANDALONE:
-        yield _patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])
+        yield make_patch("listener.v3.Listener", placement.listener_path, _MANAGER, f"/{part}", manager[part])
     [extension] = [to_plain(each)["typed_config"] for each in build_http_filters(topology) if each.name == EXT_PROC]
     ours = f"..http_filters[?(@.name=='{EXT_PROC}/envoyextensionpolicy/{placement.namespace}/din/extproc/0')].typed_config"
     for part in _PROCESSING:
-        yield _patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", extension[part])
+        yield make_patch("listener.v3.Listener", placement.listener_path, ours, f"/{part}", extension[part])
     if topology.health_path is not None:
         health = f"..http_filters[?(@.name=='{HEALTH_CHECK}')].typed_config"
-        yield _patch("listener.v3.Listener", placement.listener_path, health, "/pass_through_mode", True)
+        yield make_patch("listener.v3.Listener", placement.listener_path, health, "/pass_through_mode", True)
 
 
 def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
@@ -360,10 +337,10 @@ def _of_routes(placement: Placement) -> Iterator[dict[str, Any]]:
     host = placement.host.replace(".", "_")
     virtual_host = f"..virtual_hosts[?(@.name=='{placement.listener_path}/{host}')]"
     node_headers = [to_plain(each) for each in build_node_headers()]
-    yield _patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", node_headers)
+    yield make_patch("route.v3.RouteConfiguration", placement.listener_path, virtual_host, "/response_headers_to_add", node_headers)
     closed = f"..routes[?(@.name=='httproute/{placement.namespace}/din-closed/rule/0/match/0/{host}')]"
-    yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/route", {"cluster_header": CLUSTER_HEADER})
-    yield _patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/name", UNDECIDED)
+    yield make_patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/route", {"cluster_header": CLUSTER_HEADER})
+    yield make_patch("route.v3.RouteConfiguration", placement.listener_path, closed, "/name", UNDECIDED)
 
 
 def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, Any]]:
@@ -377,9 +354,18 @@ def _of_nodes(topology: Topology, placement: Placement) -> Iterator[dict[str, An
             ours = build_discovered_pool(way.pool, topology)
         if ours is not None:
             options = renamed(to_plain(ours)["typed_extension_protocol_options"], {EXT_PROC_CLUSTER: sidecar})
-            yield _patch("cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", options)
+            yield make_patch("cluster.v3.Cluster", cluster, "", "/typed_extension_protocol_options", options)
         for pool, node in ((each, node) for each in way.pools for node in each.nodes):
-            address = "@.endpoint.address.socket_address"
-            this = f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"
             facts = {"filter_metadata": {NAMESPACE: make_endpoint_metadata(node, pool.name, fail_open=False)}}
-            yield _patch("endpoint.v3.ClusterLoadAssignment", cluster, f"..lb_endpoints[?({this})]", "/metadata", facts)
+            found = f"..lb_endpoints[?({_condition(node)})]"
+            yield make_patch("endpoint.v3.ClusterLoadAssignment", cluster, found, "/metadata", facts)
+            if node.remote is not None:  # last: it is found by what this replaces
+                yield make_patch("endpoint.v3.ClusterLoadAssignment", cluster, found, "/endpoint", describe_endpoint(node))
+
+
+def _condition(node: Node) -> str:
+    """Return the condition under which an endpoint of Envoy is the node."""
+    if node.remote is not None:
+        return find_placeholder(node)
+    address = "@.endpoint.address.socket_address"
+    return f"{address}.address=='{node.endpoint.host}' && {address}.port_value=={node.endpoint.port}"

@@ -65,6 +65,9 @@ def build_istio(topology: Topology, mesh: Mesh) -> list[dict[str, Any]]:
         raise ValueError(f"pool {empty[0]}: only nodes that din.yaml lists are rendered; those that register need `gateway.xds`")
     if mesh.mode == "sidecar" and (topology.identity.jwt or topology.identity.attributes):
         raise ValueError("`identity`: tokens and certificates are verified where clients arrive, so only mode `gateway` can render them")
+    hosted = [pool.name for pool in topology.pools if pool.is_remote]
+    if mesh.mode == "sidecar" and hosted:
+        raise ValueError(f"pool {hosted[0]}: the credential of a hosted API would be in each client's pod; render it in mode `gateway`")
     resources = [_sidecar_rule(_host(sidecar), mesh)]
     if not _in_cluster(sidecar.host):
         resources.insert(0, _external(sidecar, log, mesh))

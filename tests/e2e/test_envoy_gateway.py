@@ -1,13 +1,16 @@
 """What Envoy Gateway makes of our resources, patches and all, on a real Envoy in front of the real sidecar."""
 
 import json
+import ssl
 from collections.abc import Iterator
 
 import pytest
 
 from din_extproc.edge.process.envoy_binary import find_envoy
 from tests.support import envoy_gateway
+from tests.support.certificates import Authority
 from tests.support.engine_fleet import EngineFleet
+from tests.support.providers import PIECES, Provider
 from tests.support.servers import EngineSim, free_port
 from tests.support.stack import Stack, events, key_of, node, tenant
 from tests.support.tokens import AUDIENCE, ISSUER, bearer_cases, make_signer, write_jwks
@@ -18,6 +21,9 @@ SIDECAR = "din-sidecar.inference.svc"
 NODES = {"gpu-1": ("10.0.0.1", 8000), "gpu-2": ("fd00::10", 8000), "gpu-3": ("10.0.0.3", 11434), "gpu-4": ("10.0.0.4", 8000)}
 """As `golden/mesh/din.yaml` names them."""
 HOST = {"host": "llm.example.com"}
+PROVIDER = "api.example"
+CREDENTIALS = "/var/lib/din/credentials"
+SECRET = "sk-gateway-0123456789abcdef"
 
 
 class GatewayStack(Stack):
@@ -26,14 +32,19 @@ class GatewayStack(Stack):
     engines: dict[str, EngineSim]
     keys: str
     """Of the issuer, in the place of the rendered ones."""
+    provider: Provider
+    authority: Authority
 
     def start_envoy(self, configuration: str = "") -> None:
-        ports = {("login.example", 443): free_port()}  # where no keys are
+        ports = {("login.example", 443): free_port(), ("api.other.example", 443): free_port()}  # where nothing is
+        ports[PROVIDER, 443] = self.provider.port
         ports |= {place: self.engines[name].port for name, place in NODES.items()}
         ports |= {(SIDECAR, 50051): int(self._gateway["ext_proc"]["address"].rpartition(":")[2]), (SIDECAR, 50052): self.access_log_port}
         resources = envoy_gateway.translated(envoy_gateway.documents())
         file = self.folder / "envoy.json"
-        made = json.dumps(envoy_gateway.bootstrap(resources, ports, self.port, self.envoy_admin_port))
+        trusted = self.authority.file.read_text()
+        made = json.dumps(envoy_gateway.bootstrap(resources, ports, self.port, self.envoy_admin_port, trusted))
+        made = made.replace(CREDENTIALS, str(self.folder / "credentials"))
         kept = json.dumps((envoy_gateway.RENDERED.parent / "jwks.json").read_text())
         assert kept in made
         file.write_text(configuration or made.replace(kept, json.dumps(self.keys)))
@@ -56,15 +67,38 @@ def signer():
 
 
 @pytest.fixture(scope="module")
-def stack(engines, signer, tmp_path_factory) -> Iterator[GatewayStack]:
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def provider(authority) -> Iterator[Provider]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("provider", PROVIDER).values())
+    with Provider(context, SECRET) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stack(engines, signer, authority, provider, tmp_path_factory) -> Iterator[GatewayStack]:
     at = {name: node(name, engine.address) for name, engine in engines.items()}
+    key_file = authority.folder / "openai.key"
+    key_file.write_text(SECRET)
+
+    def account(name: str, url: str = f"https://{PROVIDER}/v1") -> dict:
+        return {"id": name, "url": url, "credential": {"file": str(key_file)}, "ca": str(authority.file), "max_seq_len": 8192}
+
     pools = {
         "chat": {"model": "sim-chat", "engine": "vllm", "nodes": [at["gpu-1"], at["gpu-2"]]},
         "light": {"model": "sim-light", "engine": "vllm", "nodes": [at["gpu-4"]]},
         "embeddings": {"model": "sim-embeddings", "engine": "ollama", "operations": ["/v1/embeddings"], "nodes": [at["gpu-3"]]},
+        "cloud": {"model": "far", "served_model": "theirs", "engine": "openai", "nodes": [account("account-1"), account("account-2")]},
+        "claude": {"model": "other", "engine": "anthropic", "nodes": [account("account-3", "https://api.other.example")]},
     }
     rules = [
         {"id": "embeddings", "when": {"path": ["/v1/embeddings"]}, "pool": "embeddings"},
+        {"id": "light", "when": {"model": "sim-light"}, "pool": "light", "fallback": "cloud"},
+        {"id": "cloud", "when": {"model": "far"}, "pool": "cloud"},
         {"id": "chat", "when": "always", "pool": "chat", "fallback": "light"},
     ]
     gateway = {"ext_proc": {"address": f"127.0.0.1:{free_port()}"}, "reached_at": SIDECAR}
@@ -74,7 +108,7 @@ def stack(engines, signer, tmp_path_factory) -> Iterator[GatewayStack]:
     front = {"networks": ["10.0.7.0/24"], "tenant_header": "x-tenant"}
     config = {"pools": pools, "rules": rules, "tenants": [tenant("acme"), tenant("trial", rpm=1)]}
     running = GatewayStack(config | {"identity": {"jwt": [issuer], "gateway": front}}, gateway=gateway)
-    running.engines, running.keys = engines, jwks.read_text()
+    running.engines, running.keys, running.provider, running.authority = engines, jwks.read_text(), provider, authority
     with running:
         yield running
 
@@ -125,6 +159,32 @@ def test_a_large_body_and_a_browser_get_through(stack):
         asked = {**HOST, "origin": "https://app.example", "access-control-request-method": "POST"}
         reply = client.options("/v1/chat/completions", headers=asked)
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://app.example")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_hosted_api_gets_its_credential_its_path_and_its_own_model_name(stack, provider, stream):
+    provider.seen.clear()
+    reply = stack.chat(model="far", headers=HOST, max_tokens=5, stream=stream)
+    assert (reply.status_code, reply.headers["x-din-node-id"][:8]) == (200, "account-"), reply.text
+    assert PIECES[0] in reply.text
+    [(path, headers, body)] = provider.seen
+    assert (path, headers["authorization"], headers["host"], body["model"]) == (
+        "/v1/chat/completions",
+        f"Bearer {SECRET}",
+        PROVIDER,
+        "theirs",
+    )
+    assert SECRET not in reply.text + str(reply.headers)
+
+
+def test_a_request_moves_to_a_hosted_api_in_flight(stack, engines):
+    engines["gpu-4"].fail("unavailable")
+    try:
+        reply = stack.chat(model="sim-light", headers=HOST, max_tokens=5)
+    finally:
+        engines["gpu-4"].fail("")
+    assert (reply.status_code, reply.headers["x-din-node-id"][:8]) == (200, "account-"), reply.text
+    assert (reply.headers["x-bxagent-degraded"], reply.headers["x-din-degraded-reason"]) == ("true", "upstream_failed")
 
 
 def test_a_request_that_its_pool_can_t_answer_moves_to_the_fallback(stack, engines):

@@ -6,6 +6,7 @@ is held against them too. They are not this project's to ship; the golden files 
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from din_extproc.control.envoy_gateway import build_envoy_gateway as envoy_gatew
 from din_extproc.control.istio import Mesh
 from din_extproc.control.istio import build_istio as istio_of
 from din_extproc.control.topology import Retry, SocketAddress, Topology
-from din_extproc.domain.identity import NO_IDENTITIES, IdentityRules, JwtIssuer, RemoteJwks
+from din_extproc.domain.identity import SYSTEM_CA, IdentityRules, JwtIssuer, RemoteJwks
 from din_extproc.domain.node import CredentialSource, Endpoint, InternalEndpoint, Node, Pool, RemoteApi
 from din_extproc.roles.configure.render import RenderFailed, render_envoy_gateway, render_istio
 from din_extproc.settings.load import load
 from din_extproc.settings.settings import Settings
 
 HERE = Path(__file__).parent / "mesh"
+_HOSTED = {"cloud", "claude"}
 SHIPPED = Path(__file__).parents[2] / "envoy" / "din.yaml"
 REWRITE = os.environ.get("DIN_REWRITE_GOLDENS") == "1"
 SCHEMAS = Path(os.environ.get("DIN_CRD_SCHEMAS", Path(__file__).parents[3] / "shared" / "crds"))
@@ -35,20 +37,33 @@ _TWO_ENGINES = (("fast", "vllm", "openai"), ("local", "ollama", "native"))
 CLUSTER = "din-sidecar.inference.svc"
 
 
-def settings(sidecar: str = CLUSTER) -> Settings:
-    loaded = load(HERE / "din.yaml", {"SIDECAR": sidecar})
+def settings(sidecar: str = CLUSTER, file: Path = HERE / "din.yaml") -> Settings:
+    loaded = load(file, {"SIDECAR": sidecar})
     assert isinstance(loaded, Settings), str(loaded)
     return loaded
 
 
+def without_hosted(folder: Path) -> Path:
+    """Write the configuration without what only a gateway can have: hosted APIs and identities."""
+    config = yaml.safe_load((HERE / "din.yaml").read_text())
+    del config["identity"]
+    config["catalog"]["source"] = str(HERE / "models.json")
+    config["pools"] = {name: pool for name, pool in config["pools"].items() if name not in _HOSTED}
+    config["rules"] = [rule for rule in config["rules"] if not _HOSTED & {rule["pool"], rule.get("fallback")}]
+    (folder / "din.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return folder / "din.yaml"
+
+
 def gateway_mode() -> str:
-    return render_istio(settings(), mode="gateway", host="llm.example.com", namespace="inference", gateway="istio-system/public")
+    text = render_istio(settings(), mode="gateway", host="llm.example.com", namespace="inference", gateway="istio-system/public")
+    return text.replace(str(HERE), "/etc/din-extproc")
 
 
 def sidecar_mode() -> str:
     selector = (("llm-client", "true"),)
-    unknown = structs.replace(settings("203.0.113.7"), identity=NO_IDENTITIES)
-    return render_istio(unknown, mode="sidecar", host="llm.din.internal", namespace="apps", selector=selector, port=10000)
+    with tempfile.TemporaryDirectory() as folder:
+        inside = settings("203.0.113.7", without_hosted(Path(folder)))
+    return render_istio(inside, mode="sidecar", host="llm.din.internal", namespace="apps", selector=selector, port=10000)
 
 
 def envoy_gateway() -> str:
@@ -115,7 +130,7 @@ def test_the_kinds_that_each_proxy_needs_are_there(rendering):
     wanted = {
         "istio-gateway": {"EnvoyFilter", "DestinationRule", "VirtualService"},
         "istio-sidecar": {"EnvoyFilter", "DestinationRule", "VirtualService", "ServiceEntry"},
-        "envoy-gateway": {"HTTPRoute", "Backend", "EnvoyExtensionPolicy", "EnvoyPatchPolicy", "SecurityPolicy"},
+        "envoy-gateway": {"HTTPRoute", "Backend", "BackendTLSPolicy", "EnvoyExtensionPolicy", "EnvoyPatchPolicy", "SecurityPolicy"},
     }
     assert wanted[name] <= {document["kind"] for document in yaml.safe_load_all(text)}
 
@@ -183,8 +198,56 @@ def test_hosted_apis_are_hosts_of_istio_and_listeners_of_its_proxies():
 def test_hosted_apis_that_a_mesh_can_t_reach_are_refused(wrong, complaint):
     with pytest.raises(ValueError, match=complaint):
         istio_of(hosted(("api.example", "/ca.pem", True), wrong), Mesh(mode="gateway", host="h", namespace="n"))
-    with pytest.raises(ValueError, match="render envoy"):
-        envoy_gateway_of(hosted(("api.example", "/ca.pem", True)), Placement(namespace="n", host="h", gateway="g"))
+
+
+def test_clients_proxies_are_given_no_credentials():
+    with pytest.raises(ValueError, match="in each client's pod"):
+        istio_of(hosted(("api.example", "/ca.pem", True)), Mesh(mode="sidecar", host="h", namespace="n"))
+
+
+def test_hosted_apis_are_backends_with_tls_and_listeners_of_envoy_gateways_proxies():
+    topology = hosted(("api.example", "/ca.pem", True), ("api.other.example", SYSTEM_CA, True))
+    documents = envoy_gateway_of(topology, Placement(namespace="ns", host="h", gateway="g"), {"/ca.pem": "PEM of the authority"})
+    assert [complaint for document in documents for complaint in complaints(document)] == []
+    found = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    own, other = (found["BackendTLSPolicy", f"din-egress.n{at}"]["spec"]["validation"] for at in (0, 1))
+    assert own == {"hostname": "api.example", "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "din-egress.n0"}]}
+    assert found["ConfigMap", "din-egress.n0"]["data"] == {"ca.crt": "PEM of the authority"}
+    assert other == {"hostname": "api.other.example", "wellKnownCACertificates": "System"}
+    assert found["Backend", "din-egress.n1"]["spec"]["endpoints"] == [{"fqdn": {"hostname": "api.other.example", "port": 443}}]
+    assert "active" not in found["BackendTrafficPolicy", "din-cloud"]["spec"]["healthCheck"], "probes cost money"
+    proxy = found["EnvoyProxy", "din"]["spec"]
+    assert "internal_listener" in proxy["bootstrap"]["value"]
+    [mount] = proxy["provider"]["kubernetes"]["envoyDeployment"]["container"]["volumeMounts"]
+    assert mount == {"name": "din-credentials", "mountPath": topology.credentials_folder, "readOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"), [(("127.0.0.1", "/ca.pem", False), "own machine"), (("203.0.113.9", "/ca.pem", True), "give a URL with a name")]
+)
+def test_hosted_apis_that_envoy_gateway_can_t_reach_are_refused(wrong, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        envoy_gateway_of(hosted(wrong), Placement(namespace="n", host="h", gateway="g"))
+
+
+def test_an_authority_that_can_t_be_read_is_named(tmp_path):
+    config = yaml.safe_load((HERE / "din.yaml").read_text())
+    for name in ("models.json", "jwks.json"):
+        (tmp_path / name).write_text((HERE / name).read_text())
+    (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(RenderFailed, match=r"node account-1: its `ca` can't be read"):
+        render_envoy_gateway(settings(CLUSTER, tmp_path / "din.yaml"), host="h", gateway="g", namespace="n")
+
+
+def test_a_pool_named_like_one_of_the_gateways_own_resources_is_refused():
+    gpu = Node("n", Endpoint("10.0.0.1", 8000), "m", "1.0", "bf16", "", 1, 8192, 4)
+    outside = SocketAddress("sidecar.internal", 50051)
+    for name in ("log", "closed", "extproc"):
+        pools = (Pool(name, "m", "m", "vllm", "round_robin", (gpu,)),)
+        with pytest.raises(ValueError, match="rename"):
+            envoy_gateway_of(
+                Topology(ext_proc=(outside,), access_log=outside, pools=pools), Placement(namespace="n", host="h", gateway="g")
+            )
 
 
 def test_attempts_are_translated_by_the_sidecar_under_the_name_that_each_proxy_has_for_it():
@@ -201,14 +264,10 @@ def test_attempts_are_translated_by_the_sidecar_under_the_name_that_each_proxy_h
 
 
 def test_the_command_line_renders_both(tmp_path):
-    runner = CliRunner()
-    (tmp_path / "models.json").write_text((HERE / "models.json").read_text())
-    config = yaml.safe_load((HERE / "din.yaml").read_text())
-    del config["identity"]
-    (tmp_path / "din.yaml").write_text(yaml.safe_dump(config))
+    runner, config = CliRunner(), without_hosted(tmp_path)
     for arguments in (["istio"], ["istio", "--mode", "sidecar", "--selector", "app=x"], ["envoy-gateway", "--gateway", "public"]):
         out = tmp_path / "out.yaml"
-        result = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(tmp_path / "din.yaml"), "-o", str(out)])
+        result = runner.invoke(app, ["render", *arguments, "--host", "llm.example.com", "-c", str(config), "-o", str(out)])
         assert result.exit_code == 0, result.output
         assert list(yaml.safe_load_all(out.read_text()))
 

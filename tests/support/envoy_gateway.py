@@ -72,10 +72,13 @@ def apply(resources: Resources, policy: Mapping[str, Any]) -> None:
     """Patch the resources in place."""
     for patch in policy["spec"]["jsonPatches"]:
         kind, operation = patch["type"].rpartition(".")[2], patch["operation"]
+        assert operation["op"] == "add"
+        if not operation["path"]:  # a resource as a whole
+            resources[kind].append({"@type": patch["type"], **operation["value"]})
+            continue
         (resource,) = [each for each in resources[kind] if each.get("name", each.get("cluster_name")) == patch["name"]]
         places = list(_places(resource, operation["jsonPath"])) if "jsonPath" in operation else [resource]
         assert places, f"no place for {patch}"
-        assert operation["op"] == "add"
         for place in places:
             place[operation["path"].removeprefix("/")] = operation["value"]
 
@@ -122,16 +125,25 @@ def _sum(rendered: list[dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def bootstrap(resources: Resources, ports: Mapping[tuple[str, int], int], listen: int, admin: int) -> dict[str, Any]:
-    """Return a static bootstrap of the resources: one listener, and all clusters on loopback ports."""
+def bootstrap(resources: Resources, ports: Mapping[tuple[str, int], int], listen: int, admin: int, authority: str) -> dict[str, Any]:
+    """Return a static bootstrap of the resources: all listeners, and all clusters on loopback ports.
+
+    Args:
+        resources: The translation.
+        ports: The port of each address.
+        listen: The port of the listener.
+        admin: The port of the admin interface.
+        authority: Certificates of the authority to trust, PEM, instead of the rendered ones.
+    """
     for resource in itertools.chain.from_iterable(resources.values()):
-        del resource["@type"]
+        resource.pop("@type", None)
     (listener,) = [each for each in resources["Listener"] if each["name"] == "inference/public/http"]
     (routes,) = resources["RouteConfiguration"]
     manager = listener["default_filter_chain"]["filters"][-1]["typed_config"]
     del manager["rds"]
     manager["route_config"] = routes
     listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": listen}
+    internal = [each for each in resources["Listener"] if "internal_listener" in each]
     assignments = {each["cluster_name"]: each for each in resources["ClusterLoadAssignment"]}
     for cluster in resources["Cluster"]:
         if cluster.pop("eds_cluster_config", None):
@@ -139,12 +151,27 @@ def bootstrap(resources: Resources, ports: Mapping[tuple[str, int], int], listen
         cluster.pop("cluster_type", None)
         cluster["type"] = "STATIC"
         for endpoint in _below(cluster, "lb_endpoints"):
-            place = endpoint["endpoint"]["address"]["socket_address"]
-            place |= {"address": "127.0.0.1", "port_value": ports[place["address"], place["port_value"]]}
+            place = endpoint["endpoint"]["address"].get("socket_address")
+            if place is not None:
+                place |= {"address": "127.0.0.1", "port_value": ports[place["address"], place["port_value"]]}
+    trusted = {"trusted_ca": {"inline_string": authority}}
+    secrets = [{"name": name, "validation_context": trusted} for name in sorted(_secret_names(resources["Cluster"]))]
+    (proxy,) = [each for each in documents() if each["kind"] == "EnvoyProxy"]
     return {
+        **json.loads(proxy["spec"]["bootstrap"]["value"]),
+        "node": {"id": "proxy", "cluster": "gateway"},
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}},
-        "static_resources": {"listeners": [listener], "clusters": resources["Cluster"]},
+        "static_resources": {"listeners": [listener, *internal], "clusters": resources["Cluster"], "secrets": secrets},
     }
+
+
+def _secret_names(value: Any) -> set[str]:
+    """Return the names of the secrets that a resource asks Envoy Gateway for, and let it use static ones."""
+    if isinstance(value, dict) and value.get("sds_config", {}).get("ads") is not None:
+        del value["sds_config"]
+        return {value["name"]}
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {name for each in within for name in _secret_names(each)}
 
 
 def _asked(egctl: str, rendered: list[dict[str, Any]]) -> Resources:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from din_extproc.control.hand_edits import EditConflict, merge_edits
 from din_extproc.control.supported import describe_unsupported, parse_minor
 from din_extproc.control.topology import Topology
-from din_extproc.domain.identity import InlineJwks
+from din_extproc.domain.identity import SYSTEM_CA, InlineJwks
 from din_extproc.edge.process.envoy_binary import find_config_error, find_envoy
 from din_extproc.edge.process.envoy_binary import read_envoy_version as envoy_version_of
 from din_extproc.settings.node import NodeSettings
@@ -121,7 +121,8 @@ def render_envoy_gateway(settings: Settings, **placed: Any) -> str:
     from din_extproc.control.envoy_gateway import Placement, build_envoy_gateway  # noqa: PLC0415
 
     try:
-        return render_documents(build_envoy_gateway(_for_cluster(settings), Placement(**placed)), "envoy-gateway")
+        topology = _for_cluster(settings)
+        return render_documents(build_envoy_gateway(topology, Placement(**placed), _read_authorities(topology)), "envoy-gateway")
     except ValueError as error:
         raise RenderFailed(str(error)) from error
 
@@ -138,6 +139,22 @@ def _refuse_found_nodes(settings: Settings) -> None:
             f"pools.{pools[0]}.discover: a static rendering has the listed nodes alone, and those that are found would get no request; "
             "use `render envoy --xds`, or list the pool's nodes"
         )
+
+
+def _read_authorities(topology: Topology) -> dict[str, str]:
+    """Return the content of hosted APIs' `ca` files by their names; not that of the operating system's bundle.
+
+    Raises:
+        ValueError: a file can't be read.
+    """
+    found = {}
+    for node in (node for pool in topology.pools for node in pool.nodes):
+        if node.remote is not None and node.remote.tls and node.remote.ca != SYSTEM_CA:
+            try:
+                found[node.remote.ca] = Path(node.remote.ca).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"node {node.id}: its `ca` can't be read: {error}") from error
+    return found
 
 
 def write_over(output: Path, rendered: str, *, force: bool) -> None:
