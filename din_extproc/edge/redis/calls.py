@@ -122,9 +122,9 @@ class ReserveCall(Struct, frozen=True):
     keys: bytes
     """Keys of the counters and leases."""
     limits: bytes
-    """Number of budgets, the rpm, tpm and max_streams of each, the enforced ones, and the charges for the record."""
+    """The rpm, tpm and max_streams of each budget, the enforced ones, and the charges for the record."""
     periods: bytes
-    """Times and limits of what may be spent in periods."""
+    """Times and limits of what may be spent in periods; empty if there is none."""
     scopes: tuple[str, ...]
     end: EndCalls
 
@@ -227,6 +227,10 @@ def _make_charge(budget: Budget) -> Charge:
     return Charge(budget.scope, limits.tpm or 0, limits.max_streams or 0, shared=budget.shared, counted=limits.rpm is not None)
 
 
+def _pack_doubles(numbers: Sequence[float]) -> bytes:
+    return struct.pack(f">{len(numbers)}d", *numbers)
+
+
 @lru_cache(maxsize=16_384)
 def make_reserve_call(prefix_length: int, shared: bytes, budgets: tuple[Budget, ...], spending: tuple[SpendingWindow, ...]) -> ReserveCall:
     """Encode what the reserve calls of requests with these budgets share. `shared` is the prefix of the keys that all tenants share."""
@@ -236,15 +240,15 @@ def make_reserve_call(prefix_length: int, shared: bytes, budgets: tuple[Budget, 
     numbers = [number or 0 for budget in counted for number in budget.limits.as_tuple]
     enforcement = [budget.enforced for budget in counted] + [window.enforced for window in spending]
     enforced = "" if all(enforcement) else "".join(str(int(each)) for each in enforcement)
-    count, packed = bulks(len(counted), *numbers, enforced, msgspec.msgpack.encode((*charges, *spends)))
+    count, packed = bulks(_pack_doubles(numbers), enforced, msgspec.msgpack.encode((*charges, *spends)))
     periods = [number for window in spending for number in (*window.starts, window.tokens, window.cost)]
     parts = (b"count", charges), (b"spend", spends), (b"lease", charges)
     return ReserveCall(
-        count=6 + 2 * len(charges) + len(spends) + count + 2 * bool(spends),
+        count=5 + 2 * len(charges) + len(spends) + count + bool(spends),
         start=bulks(1 + 2 * len(charges) + len(spends))[1],
         keys=b"".join(_make_keys(prefix_length, shared, kind, each) for kind, each in parts),
         limits=packed,
-        periods=bulk(struct.pack(f">{len(periods)}d", *periods)),
+        periods=bulk(_pack_doubles(periods)) if spends else b"",
         scopes=tuple(charge.scope for charge in (*charges, *spends)),
         end=make_end_calls(prefix_length, shared, (*charges, *spends)),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib.resources import files
@@ -37,6 +38,7 @@ SCRIPTS: Final = (ADMIT, SETTLE, RELEASE, RENEW)
 
 _DIMENSIONS: Final = ("", "rpm", "tpm", "max_streams", "oversize", "token_budget", "cost_budget")
 _TOKEN_BUDGET: Final = 5
+_pack_numbers: Final = struct.Struct(">3d").pack
 _REMEMBERED: Final = 8192
 """Number of requests whose budgets are remembered; older requests cost one look-up when they end."""
 _PLAIN: Final = Names()
@@ -82,10 +84,8 @@ class RedisLedger:
         if not plan.scopes:
             return _UNLIMITED
         keys = plan.keys.replace(PREFIX, request.prefix)
-        numbers = bulk(b"%d" % claim.tokens) + bulk(b"%d" % claim.lease_ms)
-        if claim.spending:
-            numbers = b"".join((numbers, bulk(b"%d" % claim.cost), plan.periods))
-        tail = b"".join((plan.start, request.record, keys, plan.limits, self._now, request.id, numbers))
+        numbers = bulk(_pack_numbers(claim.tokens, claim.lease_ms, claim.cost))
+        tail = b"".join((plan.start, request.record, keys, plan.limits, self._now, request.id, numbers, plan.periods))
         future = self._runner.run(ADMIT, plan.count, tail)
         try:
             reply = await future

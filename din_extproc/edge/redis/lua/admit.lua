@@ -4,17 +4,14 @@
 -- KEYS[2 .. n+1]       the budgets' counters, one string each
 -- KEYS[n+2 .. n+s+1]   the spending counters of periods, one string each
 -- KEYS[n+s+2 .. ]      the budgets' leases, one sorted set each
--- ARGV[1]              n
--- ARGV[2 .. 3n+1]      three per budget: rpm, tpm, max_streams (0: not limited)
--- ARGV[3n+2]           one digit per budget, then per counter of a period: 1 enforced, 0 only counted; '' means that all are enforced
--- ARGV[3n+3]           the charges, opaque to this script: stored in the record for the replica that ends the request
--- ARGV[3n+4]           the time in ms, for tests only; '' means Redis TIME, the only clock in production
--- ARGV[3n+5]           request id
--- ARGV[3n+6]           tokens
--- ARGV[3n+7]           lease in ms
--- ARGV[3n+8]           cost; only where s > 0, like what follows
--- ARGV[3n+9]           five doubles per counter of a period: its start, that of the next period and of the one after that (ms),
---                      and the limits of tokens and cost (0: not limited)
+-- ARGV[1]              three doubles per budget: rpm, tpm, max_streams (0: not limited)
+-- ARGV[2]              one digit per budget, then per counter of a period: 1 enforced, 0 only counted; '' means that all are enforced
+-- ARGV[3]              the charges, opaque to this script: stored in the record for the replica that ends the request
+-- ARGV[4]              the time in ms, for tests only; '' means Redis TIME, the only clock in production
+-- ARGV[5]              request id
+-- ARGV[6]              three doubles: tokens, lease in ms, cost
+-- ARGV[7]              only where s > 0: five doubles per counter of a period: its start, that of the next period and of the one after
+--                      that (ms), and the limits of tokens and cost (0: not limited)
 -- RETURNS {1, again, roomy, 0, 0, status} granted (again 1: it was granted before, and this is that reply;
 --         roomy 1: slots are plentiful, so their release can wait for the settlement),
 --         or {0, budget, dimension, limit, retry after ms, status} denied,
@@ -40,16 +37,15 @@ local FEW_STREAMS = 8 -- a smaller limit is never roomy
 local SLOT = '\0\0\0'
 local call, read, pack, sub, rep, max, floor = redis.call, struct.unpack, struct.pack, string.sub, string.rep, math.max, math.floor
 
-local budgets = tonumber(ARGV[1])
+local limits, enforced, charges, now, id = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local budgets = #limits / 24
 local spends = #KEYS - 1 - 2 * budgets
 local leased = budgets + spends + 1
-local own = 3 * budgets + 4
-local enforced, now = ARGV[own - 2], tonumber(ARGV[own])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
-local tokens, lease = tonumber(ARGV[own + 2]), tonumber(ARGV[own + 3])
+local tokens, lease, cost = read('>ddd', ARGV[6])
 local found = call('MGET', unpack(KEYS, 1, leased))
 
 if found[1] then
@@ -86,8 +82,7 @@ local limit_requests, left_requests, reset_requests = -1, math.huge, -1
 local limit_tokens, left_tokens, reset_tokens = -1, math.huge, -1
 
 for i = 1, budgets do
-  local argument = 3 * i + 1
-  local rpm, tpm, streams = tonumber(ARGV[argument - 2]), tonumber(ARGV[argument - 1]), tonumber(ARGV[argument])
+  local rpm, tpm, streams = read('>ddd', limits, 24 * i - 23)
   local used, at, head, total, ring = 0, now, 0, 0, ''
   local value = found[i + 1]
   if value then
@@ -136,11 +131,11 @@ for i = 1, budgets do
   states[i] = {rpm, tpm, streams, used, at, head, total, ring}
 end
 
-local cost, writes, wholes = 0, nil, nil
+local writes, wholes = nil, nil
 local limit_spending, left_spending, reset_spending = -1, math.huge, -1
 if spends > 0 then
-  local hour, windows = floor(now / HOUR), ARGV[own + 5]
-  cost, writes = tonumber(ARGV[own + 4]), {0, 0} -- room for two at once
+  local hour, windows = floor(now / HOUR), ARGV[7]
+  writes = {0, 0} -- room for two at once
   for i = 1, spends do
     local start, finish, last, most_tokens, most_cost = read('>ddddd', windows, 40 * i - 39)
     local value = found[budgets + 1 + i]
@@ -239,12 +234,12 @@ for i = 1, budgets do
   if streams > 0 then
     local leases = KEYS[leased + i]
     if crowded[i] then call('ZREMRANGEBYSCORE', leases, '-inf', now) end
-    call('ZADD', leases, now + lease, ARGV[own + 1])
+    call('ZADD', leases, now + lease, id)
     if call('PTTL', leases) < lease then call('PEXPIRE', leases, 2 * lease) end
   end
 end
 local kept = max(KEEP, lease, spends > 0 and KEEP_SPENDING or 0)
 local format = spends > 0 and '>ddBdddddddd' or '>ddBddddddd' -- without a period's counter the cost is left out
 local header = pack(format, now + kept, tokens, 0, reply[6], reply[7], reply[8], reply[9], reply[10], reply[11], now, cost)
-call('SET', KEYS[1], header .. ARGV[own - 1], 'PX', kept)
+call('SET', KEYS[1], header .. charges, 'PX', kept)
 return reply
