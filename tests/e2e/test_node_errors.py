@@ -31,19 +31,18 @@ class Parrot:
             def handle(self) -> None:
                 if self.rfile.readline() == b"":
                     return  # a connection that was opened and not used
-                length = 0
-                while (line := self.rfile.readline().strip().lower()) != b"":
-                    if line.startswith(b"content-length:"):
-                        length = int(line.partition(b":")[2])
-                self.rfile.read(length)
-                parrot.asked += 1
+                lines = iter(lambda: self.rfile.readline().strip().decode("latin-1"), "")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                self.rfile.read(int(headers.get("content-length", 0)))
+                parrot.traces.append(headers.get("x-din-trace-id", ""))
                 with contextlib.suppress(OSError):
                     self.wfile.write(parrot.says)
                     while parrot.is_endless:
                         self.wfile.write(b"4\r\nmore\r\n" * 1000)
 
         self.says = b""
-        self.asked = 0
+        self.traces: list[str] = []
+        """The trace id of each request."""
         self.is_endless = False
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Cage)
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
@@ -59,7 +58,6 @@ class Parrot:
         else:
             lines.append(f"content-length: {len(body)}")
         self.says = "\r\n".join([*lines, "connection: close", "", ""]).encode() + body
-        self.asked = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -281,7 +279,7 @@ def test_a_nodes_429_is_not_tried_elsewhere_costs_nothing_and_is_no_limit_of_the
     parrot.answers(429, b'{"error":{"message":"quota"}}', content_type="application/json", retry_after="7")
     with accounted(stack) as accounts:
         body = ours(busy := stack.chat(ask(max_tokens=3000), tenant_name="trial"), 429, "upstream_busy")
-    assert parrot.asked == 1
+    assert parrot.traces.count(busy.headers["x-din-trace-id"]) == 1
     assert (busy.headers["retry-after"], busy.headers["retry-after-ms"], body["error"]["type"]) == ("7", "7000", "server_error")
     assert (accounts.outcomes, accounts.tokens) == ({"upstream_busy": 1}, 0)
     after = stack.chat(ask("m"), tenant_name="trial")
