@@ -148,7 +148,7 @@ def _run(name: str, field: Field, figures: Figures) -> bool:
     began = time.monotonic()
     try:
         found = measure(field)
-    except Exception:  # noqa: BLE001 - said with its traceback; the next benchmark may still work
+    except Exception:  # noqa: BLE001 - printed with its traceback; the next benchmark may still work
         traceback.print_exc()
         return False
     absent = [figure for figure in owed if figure not in found]

@@ -27,7 +27,7 @@ _REPLIES = 2
 _GRACE_S = 10.0
 _READ_BYTES = 1 << 18
 _RENEW_BYTES = 1 << 24
-"""Of what was read, until the server is told that it may send as much again."""
+"""Of the bytes that were read, until the server gets a window update."""
 
 
 class _Connection:
@@ -95,7 +95,7 @@ class _Connection:
             self._send(answer)
 
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes, now: float, waits: list[float]) -> bytes:
-        """One frame; what is to be said to it."""
+        """One frame; the reply to it."""
         if kind == frames.PING and not flags & frames.ACK:
             return frame(frames.PING, frames.ACK, 0, payload)
         if kind in {frames.GOAWAY, frames.RST_STREAM}:

@@ -123,7 +123,7 @@ class Child:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], seconds)
         if not ready:
-            raise TimeoutError(f"{' '.join(self._command[:4])} said nothing for {seconds:.0f} s")
+            raise TimeoutError(f"{' '.join(self._command[:4])} printed nothing for {seconds:.0f} s")
         return self.process.stdout.readline()
 
     def stop(self) -> None:

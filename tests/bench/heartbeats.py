@@ -132,7 +132,7 @@ class _Fleet:
         ).methods()
         for start in range(0, len(self._names), _JOINING):
             await asyncio.gather(*(self._join(at) for at in range(start, min(start + _JOINING, len(self._names)))))
-        while len(self._plane.context.selector.members.get_nodes("p")) < len(self._names):  # noqa: ASYNC110 - told in differences, no event
+        while len(self._plane.context.selector.members.get_nodes("p")) < len(self._names):  # noqa: ASYNC110 - arrives as changes, without an event
             await asyncio.sleep(0.05)
         return self
 

@@ -61,7 +61,7 @@ class Client(threading.Thread):
     def __init__(self, stack: Stack, number: int, over: threading.Event) -> None:
         super().__init__()
         self.got: dict[str, tuple[int, int]] = {}
-        """Prompt and completion tokens of whole answers, by trace id; prompt -1: the client was not told."""
+        """Prompt and completion tokens of whole answers, by trace id; prompt -1: the answer had no usage."""
         self.stack, self.number, self.over = stack, number, over
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ def test_five_columns_agree_to_the_token_under_load_with_kills(stack, engines):
     got = {trace: tokens for client in clients for trace, tokens in client.got.items()}
     assert len(got) > CLIENTS * EACH / 3, "most requests come through"
     stack.eventually(lambda: got.keys() <= audit(stack).keys(), "every answer is in the audit log")
-    stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis is told {in_redis(stack)} {metrics(stack)}")
+    stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis has {in_redis(stack)}, metrics {metrics(stack)}")
     recorded, seen, whole = audit(stack), made(engines), sorted(got)
     reported = [trace for trace in whole if got[trace][0] >= 0]
     columns = {

@@ -94,5 +94,5 @@ def test_while_the_disk_is_full_the_policy_decides_and_afterwards_the_log_goes_o
     stack.eventually(lambda: audit(stack)["waiting"] == 0, "all is on disk")
     code, report = verified(stack)
     lost = [finding for finding in report["findings"] if "not recorded" in finding["what"]]
-    assert len(report["findings"]) == len(lost), "nothing but what could not be written is missing, and that is said"
+    assert len(report["findings"]) == len(lost), "only records that could not be written are missing, and they are reported"
     assert (code, len(lost) > 0) == ((1, True) if stack.policy == "drop_with_alarm" else (0, False))

@@ -77,7 +77,7 @@ def test_a_tenant_whose_requests_every_node_fails_at_fails_no_request_of_another
         sim.fail(f"{fault},containing=poison" if ":" in fault else f"{fault}:containing=poison")
     statuses = load(stack)
     assert set(statuses["other"]) == {200}
-    assert set(statuses["poisoner"]) == seen, "each is told of its own failure"
+    assert set(statuses["poisoner"]) == seen, "each gets the error of its own failure"
     breakers = stack.status()["breakers"]
     assert len(breakers["nodes"]) <= ejected, "one tenant ejects at most half of the nodes, and none by what is its own fault"
     assert breakers["pools"] == {}

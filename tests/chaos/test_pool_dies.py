@@ -155,7 +155,7 @@ def test_no_slot_stays_taken_and_every_exchange_is_settled_once(died, stack):
 def test_tokens_are_settled_exactly(died, stack, engines):
     early, late = died
     stack.eventually(lambda: {each.trace for each in (*early, *late)} <= audited(stack).keys(), "every stream is in the audit log")
-    stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis is told {in_redis(stack)} {metrics(stack)}")
+    stack.eventually(lambda: in_redis(stack) == metrics(stack), f"Redis has {in_redis(stack)}, metrics {metrics(stack)}")
     records, engine = audited(stack), made(engines[name] for name in ("small-1", "small-2"))
 
     def charged(streams: list[Stream]) -> tuple[int, int]:

@@ -140,9 +140,7 @@ async def test_while_a_slot_is_on_its_way_nothing_passes_uncounted_and_what_has_
         assert await guard.settle("finance", "second", 5)
         assert await guard.settle("finance", "first", 5)
         await guard._settle_pending()
-        assert guard._owed, (
-            "a script that names a key that is not there can't be told where it would be: it is owed until the slot has moved"
-        )
+        assert guard._owed, "Redis redirects no script that names an absent key: the settlement waits until the slot has moved"
         with contextlib.ExitStack() as stack:
             owner = stack.enter_context(contextlib.closing(redis.Redis(port=cluster[new].port)))
             owner.execute_command("CLUSTER SETSLOT", number, "NODE", owner.execute_command("CLUSTER MYID").decode())

@@ -45,7 +45,7 @@ def ask(tokens: int, *, stream: bool = True) -> dict:
 
 
 class Leaver:
-    """A client that resets its connection when told to."""
+    """A client that resets its connection on `leave`."""
 
     def __init__(self, stack: Stack, name: str, *, stream: bool = True) -> None:
         body = json.dumps(ask(2000, stream=stream))

@@ -93,7 +93,7 @@ async def test_a_warning_is_sent_to_the_webhook_once(network, receiver):
     await spend("a", 410)
     for watch in (*watches, *watches):
         await watch.look()
-    await until(lambda: receiver.taken, "the webhook is told")
+    await until(lambda: receiver.taken, "the webhook is called")
     await background.close()
     [(signature, body)] = receiver.taken
     event = msgspec.json.decode(body)

@@ -1,4 +1,4 @@
-"""Redis behind TLS: who believes it and shows what it asks for counts there, nobody else does, and the reason is said."""
+"""Redis behind TLS: only a client that trusts it and has the required certificate counts there; others report the reason."""
 
 import asyncio
 import contextlib

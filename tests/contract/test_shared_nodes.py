@@ -1,4 +1,4 @@
-"""The shared node table on a real Redis: what one replica is told, the others know; what is lost comes back."""
+"""The shared node table on a real Redis: registrations at one replica reach the others; lost entries come back."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,7 @@ async def _tend(registrar: Registrar) -> None:
 
 @contextlib.contextmanager
 def dying(registrar: Registrar) -> Iterator[None]:
-    """Whom this replica hears of meanwhile is not heard of again in time."""
+    """Nodes that this replica learns of meanwhile send no further heartbeat in time."""
     registrar.dead_after_s = SOON_S
     yield
     registrar.dead_after_s = LIVES_S

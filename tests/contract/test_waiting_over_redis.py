@@ -1,4 +1,4 @@
-"""Requests that wait in one replica for what another one gives back: told by the scripts, on every flavour of Redis."""
+"""Requests that wait in one replica for slots that another one releases: woken by the scripts, on every flavour of Redis."""
 
 import asyncio
 import contextlib

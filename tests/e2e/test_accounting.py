@@ -1,4 +1,4 @@
-"""What is told of requests afterwards, through a real Envoy and several workers: metrics and the audit log."""
+"""Records of finished requests, through a real Envoy and several workers: metrics and the audit log."""
 
 import json
 import re

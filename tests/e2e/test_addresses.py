@@ -35,7 +35,7 @@ def engine_at(port: int, model: str) -> Iterator[None]:
 
 
 class Six(Stack):
-    """Every port of the sidecar on IPv6; Envoy is told its nodes."""
+    """Every port of the sidecar on IPv6; Envoy gets its nodes by xDS."""
 
     def __init__(self, redis: RedisServer, listener: int, tokens: str) -> None:
         self.http_port, self.admin_six = free_six(), free_six()

@@ -89,7 +89,7 @@ def test_a_request_waits_for_the_slot_that_another_one_gives_back(stack):
         assert (first.status_code, reply.status_code) == (200, 200)
     after = queue(stack)
     assert (after["granted"] - before["granted"], after["waiting"]) == (1, 0)
-    assert stack.redis_keys("waiting"), "Redis was told that somebody waits"
+    assert stack.redis_keys("waiting"), "Redis knows that a request waits"
 
 
 def test_a_request_waits_for_tokens_that_refill(stack):

@@ -148,7 +148,7 @@ def stack(engine) -> Iterator[Stack]:
 
 
 def headers_of(random_: random.Random, content_type: str, encoding: str) -> tuple[tuple[bytes, bytes], ...]:
-    """Some of each kind, some names twice, in any order; what the body is said to be among them."""
+    """Some of each kind, some names twice, in any order; the content type among them."""
     found = [(random_.choice(NAMES), random_.choice(VALUES)) for _ in range(random_.randrange(8))]
     found += [(b"Content-Type", content_type.encode())] * bool(content_type)
     found += [(b"content-encoding", encoding.encode())] * bool(encoding)
@@ -167,7 +167,7 @@ def headers_of(random_: random.Random, content_type: str, encoding: str) -> tupl
 
 
 def stream_of(speller: Speller, *, usage: bool) -> str:
-    """Events with content, reasoning, tool calls, log probabilities, comments and odd line ends; at the end the usage, if it is told."""
+    """Events with content, reasoning, tool calls, log probabilities, comments and odd line ends; at the end the usage, if any."""
     choose, end = speller.random.choice, speller.random.choice(["\n\n", "\r\n\r\n"])
     deltas = [
         lambda: f'{{"content":{speller.string()}}}',
@@ -230,7 +230,7 @@ def taken_apart(answer: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
 def kept(headers: list[tuple[bytes, bytes]], *, streams: bool) -> dict[bytes, bytes]:
     """Those of the answer itself. What stands several times keeps its order, and may be joined on the way, as HTTP allows.
 
-    A stream's length is not said: an event may be taken out of it.
+    A stream has no content-length: an event may be taken out of it.
     """
     found: dict[bytes, bytes] = {}
     for name, value in ((name.lower(), value.strip(b" \t")) for name, value in headers):

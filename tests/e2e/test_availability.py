@@ -1,4 +1,4 @@
-"""What is said of a gateway whose only node is dead, and of an Envoy that has not heard of a node."""
+"""Availability reports of a gateway whose only node is dead, and of an Envoy that does not know a node."""
 
 import json
 from collections.abc import Iterator

@@ -68,7 +68,7 @@ def test_a_node_that_asks_one_replica_for_time_is_left_alone_by_all(pair, engine
     engines["a"].fail("throttle:count=1,retry_after_s=20")
     while one.chat().status_code == 200:
         pass
-    two.eventually(lambda: breaker(two, "a").get("state") == "cooling", "it is told")
+    two.eventually(lambda: breaker(two, "a").get("state") == "cooling", "the other replica has it")
     assert breaker(two, "a")["again_in_s"] > 10, "for as long as it asked"
     assert {two.chat().headers["x-din-node-id"] for _ in range(6)} == {"b"}
 
@@ -80,7 +80,7 @@ def test_a_node_whose_breaker_opens_at_one_replica_is_left_alone_by_all(pair, en
         one.chat(user=str(number))
         if breaker(one, "b"):
             break
-    two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
+    two.eventually(lambda: breaker(two, "b").get("state") == "open", "the other replica has it")
     assert "reported by" in breaker(two, "b")["reason"]
 
 
@@ -91,7 +91,7 @@ def test_a_breaker_that_is_switched_off_lets_go_of_what_is_open_at_once_at_every
         if breaker(one, "b").get("state") == "open":
             break
         one.chat(user=str(number))
-    two.eventually(lambda: breaker(two, "b").get("state") == "open", "it is told")
+    two.eventually(lambda: breaker(two, "b").get("state") == "open", "the other replica has it")
     engines["b"].fail("")
     try:
         for each in pair:

@@ -234,7 +234,7 @@ def test_what_can_never_pass_is_not_tried_again_by_the_client(stack):
 
 
 def test_a_client_that_waits_for_retry_after_gets_through(stack, sim):
-    """One request at a time is allowed: of four that come together some are refused, told when to come again, and pass then."""
+    """One request at a time is allowed: of four that come together some are refused with `retry-after`, and pass then."""
     sim.fail("latency:ms=200")
     try:
         with client(stack, "single", max_retries=20) as patient, ThreadPoolExecutor(4) as pool:

@@ -178,7 +178,7 @@ class OldEnvoy(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Not told."""
+        """Counted by nothing."""
 
 
 def test_an_envoy_that_is_too_old_and_knows_nothing_of_us(stack):

@@ -245,7 +245,7 @@ def test_a_client_that_leaves_stops_the_engine(stack, engines, name):
     try:
         with stack.client() as client, client.stream("POST", path, json={**body, "max_tokens": 900, "stream": True}) as reply:
             next(reply.iter_bytes())
-        stack.eventually(lambda: sim.seen()[1][-1]["ended"] is not None, "the engine heard of it")
+        stack.eventually(lambda: sim.seen()[1][-1]["ended"] is not None, "the engine has noticed it")
         assert sim.seen()[1][-1]["outcome"] == "aborted"
     finally:
         sim.fail("")

@@ -1,4 +1,4 @@
-"""The living network: agents beside engines, two gateways over one Redis, an Envoy each that is told its nodes while it runs."""
+"""The living network: agents beside engines, two gateways over one Redis, an Envoy each that gets its nodes by xDS."""
 
 import contextlib
 import json

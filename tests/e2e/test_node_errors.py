@@ -127,7 +127,7 @@ def ours(reply: httpx.Response, status: int, code: str) -> dict:
     assert body["trace_id"] == reply.headers["x-din-trace-id"]
     assert (body["instance"], body["detail"]) == (PATH, body["error"]["message"])
     assert reply.headers["content-type"] == "application/json"
-    assert int(reply.headers.get("content-length", len(reply.content))) == len(reply.content), "told, or in chunks"
+    assert int(reply.headers.get("content-length", len(reply.content))) == len(reply.content), "a correct content-length, or chunks"
     assert "content-encoding" not in reply.headers
     assert {"x-din-exec-time-ms", "x-ratelimit-remaining-tokens"} <= reply.headers.keys()
     return body

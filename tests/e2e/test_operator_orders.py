@@ -66,7 +66,7 @@ def test_a_drained_node_ends_what_it_has_and_gets_nothing_new_in_any_replica_unt
         done = Operator(one).run("nodes", "drain", "a", "--reason", "new driver")
         assert (done.returncode, done.stdout.strip()) == (0, "a: drain is in force"), done.stderr
         assert answering(one) == {"b"}
-        two.eventually(lambda: Operator(two).states()["a"] == "draining", "the other replica has heard of it")
+        two.eventually(lambda: Operator(two).states()["a"] == "draining", "the other replica has the order")
         assert answering(two) == {"b"}
         assert all(each.read().endswith(b"data: [DONE]\n\n") for each in streams), "running streams end in their own time"
     drained = next(row for row in Operator(two).get("/nodes").json()["nodes"] if row["node"]["id"] == "a")

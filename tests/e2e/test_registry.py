@@ -1,4 +1,4 @@
-"""Nodes that come and go while two sidecars share one Redis: whoever is told, both route accordingly."""
+"""Nodes that come and go while two sidecars share one Redis: both route accordingly, whichever got the registration."""
 
 import json
 import subprocess

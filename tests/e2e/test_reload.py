@@ -122,7 +122,7 @@ def test_a_file_that_is_gone_or_unreadable_changes_nothing(stack):
     used = read_configuration(stack)["fingerprint"]
     away = stack.config_file.with_suffix(".away")
     stack.config_file.rename(away)
-    stack.eventually(lambda: read_configuration(stack)["rejected_successor"] != "", "its absence is told")
+    stack.eventually(lambda: read_configuration(stack)["rejected_successor"] != "", "its absence is reported")
     assert (read_configuration(stack)["fingerprint"], lands(stack)) == (used, "node-first")
     stack.config_file.mkdir()
     assert (read_configuration(stack)["fingerprint"], lands(stack)) == (used, "node-first")

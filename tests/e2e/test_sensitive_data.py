@@ -1,4 +1,4 @@
-"""Sensitive data in prompts through a real Envoy: what reaches the node, what the client is told, what the log says."""
+"""Sensitive data in prompts through a real Envoy: what reaches the node, the client and the log."""
 
 import json
 

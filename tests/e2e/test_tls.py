@@ -1,4 +1,4 @@
-"""Mutual TLS on every port of a sidecar: a real Envoy that is told its nodes, a real agent that registers, and those who come without."""
+"""Mutual TLS on every port of a sidecar: a real Envoy with xDS, a real agent that registers, and those who come without."""
 
 import contextlib
 import socket
@@ -149,8 +149,8 @@ def test_clients_without_a_valid_certificate_or_tls_get_no_answer_at_any_port(se
     for name, port in ports.items():
         hello = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" if name in {"admin", "registry_http"} else HELLO
         for context in (None, secure.authority.client(), believing):
-            said = spoken(port, context, hello)
-            assert said == b"" or said[0] == _ALERT, (name, said)
+            received = spoken(port, context, hello)
+            assert received == b"" or received[0] == _ALERT, (name, received)
         assert len(spoken(port, right, hello)) > 1, f"{name} answers to who shows the right one"
         assert len(spoken(port, old, hello)) > 1, f"{name} speaks TLS 1.2 too"
 
@@ -176,6 +176,6 @@ def test_a_node_s_envoy_reaches_its_agent_over_mutual_tls_and_nobody_else_does(e
             assert client.post("/v1/chat/completions", json=body).status_code == 200
         for port, hello in ((ext_proc, HELLO), (health, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")):
             for context in (None, authority.client()):
-                said = spoken(port, context, hello)
-                assert said == b"" or said[0] == _ALERT, said
+                received = spoken(port, context, hello)
+                assert received == b"" or received[0] == _ALERT, received
             assert len(spoken(port, authority.client(authority.issue("one", "one")), hello)) > 1

@@ -1,4 +1,4 @@
-"""A real Envoy that is told its pools, nodes and routes while it runs: by changes, and by the state of the world."""
+"""A real Envoy that gets its pools, nodes and routes by xDS: by changes, and by the state of the world."""
 
 import asyncio
 import contextlib

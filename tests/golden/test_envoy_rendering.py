@@ -1,4 +1,4 @@
-"""What Envoy is told, to the last field. `make golden` rewrites the expectations."""
+"""The complete configuration of Envoy. `make golden` rewrites the expectations."""
 
 import os
 from pathlib import Path
@@ -60,7 +60,7 @@ def smallest() -> Topology:
 
 
 def discovered() -> Topology:
-    """An Envoy that is told its pools, nodes and routes while it runs."""
+    """An Envoy that gets its pools, nodes and routes by xDS."""
     return structs.replace(everything(), discovery=XdsSource(SocketAddress("127.0.0.1", 50053), "envoy-1"))
 
 

@@ -1,4 +1,4 @@
-"""What Istio and Envoy Gateway are told, to the last field. `make golden` rewrites the expectations.
+"""The complete resources for Istio and Envoy Gateway. `make golden` rewrites the expectations.
 
 Where the published schemas of their kinds lie (the folder that DIN_CRD_SCHEMAS names, or shared/crds beside the repository), each document
 is held against them too. They are not this project's to ship; the golden files were written where they lay.

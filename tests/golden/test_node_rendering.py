@@ -1,4 +1,4 @@
-"""What the Envoy in front of a node's engine is told, to the last field. `make golden` rewrites the expectation."""
+"""The complete configuration of the Envoy in front of a node's engine. `make golden` rewrites the expectation."""
 
 import os
 from pathlib import Path

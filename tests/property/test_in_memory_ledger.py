@@ -78,7 +78,7 @@ def claim(request_id, limits, tokens, lease_ms, spending=()):
 
 
 class Both:
-    """A Redis and a twin that are told the same."""
+    """A Redis ledger and an in-memory ledger that get the same calls."""
 
     def __init__(self, link: Link) -> None:
         self.link = link

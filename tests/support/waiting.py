@@ -28,7 +28,7 @@ async def until(holds: Callable[[], Any], what: Any = "it") -> Any:
 
 
 def eventually(holds: Callable[[], Any], what: Any = "it") -> Any:
-    """Block until `holds()` is true, and return what it returned. `what` may be a function, for what only then can be said."""
+    """Block until `holds()` is true, and return what it returned. `what` may be a function that returns the message."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := holds()):
         assert time.monotonic() < deadline, f"never happened: {_describe(what)}"

@@ -1,4 +1,4 @@
-"""A client of discovery as Envoy is one: asks for all clusters, then for their nodes, and keeps what it was told. It answers to clusters
+"""A client of discovery as Envoy is one: asks for all clusters, then for their nodes, and keeps the responses. It answers to clusters
 only when it has their nodes.
 
 Rule: it uses only the protocol's messages, none of the product's classes.

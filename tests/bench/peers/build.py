@@ -54,7 +54,7 @@ def build(name: str) -> None:
     """Build a program into `.venv-peers/go`.
 
     Raises:
-        CalledProcessError: git or the Go toolchain failed; it has said why.
+        CalledProcessError: git or the Go toolchain failed; its output gives the reason.
         FileNotFoundError: the given sources don't contain its repository.
     """
     source = PROGRAMS[name]

@@ -47,8 +47,8 @@ def test_a_pool_whose_nodes_are_found_is_not_rendered_without_xds(render, tmp_pa
     found = found.replace("model: m\n", "model: m\n    discover: { dns: 'm.local:80', version: '1', dtype: bf16, max_seq_len: 9 }\n")
     (tmp_path / "din.yaml").write_text(found)
     result = render(*command)
-    said = "error: pools.p.discover: a static rendering has the listed nodes alone"
-    assert (result.exit_code, result.stderr.startswith(said)) == (1, True), result.output
+    message = "error: pools.p.discover: a static rendering has the listed nodes alone"
+    assert (result.exit_code, result.stderr.startswith(message)) == (1, True), result.output
     assert render("envoy", "--no-validate").exit_code == 0
 
 

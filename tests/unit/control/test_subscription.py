@@ -1,4 +1,4 @@
-"""What one client of discovery is told, and when: the table of answers, subscriptions, removals, in both protocols."""
+"""The responses to one xDS client: the table of answers, subscriptions, removals, in both protocols."""
 
 import pytest
 

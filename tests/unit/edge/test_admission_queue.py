@@ -113,9 +113,9 @@ async def test_what_is_granted_to_nobody_any_more_is_given_back(place):
     leaver = place.wait("leaver")
     await until(lambda: "leaver" in place.ledger.asked)
     await place.ledger.release("t", "busy")
-    while len(place.room):  # turn by turn, so that it has not heard of it yet
+    while len(place.room):  # turn by turn, so that it has not resumed yet
         await turns()
-    leaver.cancel()  # it was granted, and has not heard of it
+    leaver.cancel()  # it was granted, and has not resumed yet
     with contextlib.suppress(asyncio.CancelledError):
         await leaver
     assert isinstance(await place.ledger.reserve(claim("next")), Granted)

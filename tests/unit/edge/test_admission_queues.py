@@ -32,7 +32,7 @@ class Bell:
         others.append(self)
 
     def request_wakeup(self, tenant: str, lasting_ms: int) -> None:
-        """Nothing is to be told."""
+        """Nobody is to be notified."""
 
     def announce_grant(self, tenant: str, cost: float) -> None:
         for each in self._others:

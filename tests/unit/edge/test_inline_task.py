@@ -11,7 +11,7 @@ from tests.support.waiting import let_pass, turns, until
 
 
 class Callbacks:
-    """What the two callbacks were told."""
+    """The arguments of the two callbacks."""
 
     def __init__(self):
         self.results = []

@@ -1,4 +1,4 @@
-"""What prompts are weighed with: by model, learned, told to other processes, with the catalogue's cost of media."""
+"""Calibrators of prompts: by model, learned, sent to other processes, with the catalogue's tokens of media."""
 
 from din_extproc.flow.calibrators import TokenCalibrators
 from din_extproc.intent.estimate import TokenCalibrator, estimate_tokens

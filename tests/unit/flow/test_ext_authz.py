@@ -35,7 +35,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Tokenizer:
-    """Counts what it was told to, and how often it was asked."""
+    """Returns the configured count, and counts its calls."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

@@ -36,7 +36,7 @@ class Still:
 
 
 class FakeGate:
-    """Keeps who comes, and lets them go when told."""
+    """Keeps the requests that arrive until the test releases them."""
 
     def __init__(self):
         self.tokens = []

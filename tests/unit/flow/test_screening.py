@@ -1,4 +1,4 @@
-"""A tenant's policy for sensitive data: passed on, masked or refused, and what is said of it."""
+"""A tenant's policy for sensitive data: passed on, masked or refused, and how it is recorded."""
 
 import gzip
 import json

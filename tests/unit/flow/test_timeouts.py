@@ -1,4 +1,4 @@
-"""How long Envoy is told to wait: the shortest of what client, pool and long tail say, less what the request has waited already."""
+"""Envoy's timeouts: the shortest of client, pool and long tail, less the time that the request has waited."""
 
 import pytest
 

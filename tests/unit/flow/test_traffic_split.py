@@ -45,7 +45,7 @@ class Worker:
         self.selector.on_breakers(BreakerSnapshots(nodes or {}, pools))
 
     def send(self, now=1.0, size=SIZE):
-        """The ids that Envoy is told, or the refusal; with the reason of the fallback in front."""
+        """The ids that Envoy gets, or the refusal; with the reason of the fallback in front."""
         self.asked += 1
         target = self.selector.select_target(self.routed, size, now)
         if isinstance(target, Refusal):

@@ -1,4 +1,4 @@
-"""Traffic of one model over nodes of several dtypes: measured, and said once."""
+"""Traffic of one model over nodes of several dtypes: measured, and logged once."""
 
 from din_extproc.observe.mixture import DtypeMixture
 

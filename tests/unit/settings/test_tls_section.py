@@ -1,4 +1,4 @@
-"""`tls:` wherever there is a port: what is refused before anything starts, and what Envoy is told of it."""
+"""`tls:` wherever there is a port: refusals before anything starts, and Envoy's part of it."""
 
 import pytest
 import yaml

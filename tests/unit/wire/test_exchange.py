@@ -1,4 +1,4 @@
-"""Which message may follow which, and what is said to each."""
+"""The states of an exchange: allowed messages, and the reply to each."""
 
 import pytest
 from msgspec.structs import replace
@@ -41,7 +41,7 @@ def names(reply):
 
 
 class Shouting:
-    """Translates into capitals; what is held until the end is said then."""
+    """Translates into capitals; text that is held until the end is sent then."""
 
     def feed(self, data):
         return data.upper()
@@ -277,9 +277,9 @@ def test_an_error_without_a_body_can_be_given_one_at_its_head(replaced):
 
 def test_an_answer_can_be_replaced_at_its_head_without_waiting_for_its_body():
     exchange, _ = answered(SEND, 500)
-    reply = given(exchange.treatment(Replacement(502, (("content-type", "x/y"),), b"told"))).immediate_response
+    reply = given(exchange.treatment(Replacement(502, (("content-type", "x/y"),), b"replaced"))).immediate_response
     assert {each.header.key: each.header.raw_value for each in reply.headers.set_headers} == {"x-a": b"b", "content-type": b"x/y"}
-    assert (reply.status.code, reply.body) == (502, b"told")
+    assert (reply.status.code, reply.body) == (502, b"replaced")
     assert exchange.state is State.ANSWERED
 
 

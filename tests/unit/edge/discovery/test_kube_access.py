@@ -95,9 +95,9 @@ async def test_a_service_account_s_token_is_read_again_when_it_was_rotated(tmp_p
         await until(lambda: not answers[-1].problem)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        said = caplog.text + "".join(each.problem + each.remedy for each in answers)
-        assert former not in said
-        assert server.token not in said
+        output = caplog.text + "".join(each.problem + each.remedy for each in answers)
+        assert former not in output
+        assert server.token not in output
 
 
 HTTPS = {"server": "https://10.0.0.1:6443"}

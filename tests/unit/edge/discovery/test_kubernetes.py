@@ -27,7 +27,7 @@ class Followed:
     def __init__(self, source: KubernetesSource) -> None:
         self._source = source
         self.answer = SourceAnswer({})
-        self.said: list[str] = []
+        self.problems: list[str] = []
         """Every problem so far."""
         self.task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -35,7 +35,7 @@ class Followed:
         async with contextlib.aclosing(self._source.follow()) as answers:
             async for answer in answers:
                 self.answer = answer
-                self.said += [answer.problem] if answer.problem else []
+                self.problems += [answer.problem] if answer.problem else []
 
     @property
     def states(self) -> dict[str, NodeState]:
@@ -87,7 +87,7 @@ async def test_changes_arrive_by_the_watch_without_another_list(server, follow):
     await until(lambda: "[fd00::7]:9000" in followed.states)
     server.delete("endpointslices", "vllm-a")
     await until(lambda: list(followed.states) == ["[fd00::7]:9000"])
-    assert (server.lists, followed.said) == (1, [])
+    assert (server.lists, followed.problems) == (1, [])
 
 
 async def test_a_long_list_is_read_page_by_page(server, follow):
@@ -169,7 +169,7 @@ async def test_an_event_that_can_not_be_used_leads_to_another_list_and_changes_n
     await until(lambda: server.lists == 2 and server.watching)
     assert list(followed.states) == ["10.0.0.1:8000"]
     if b"410" not in line:
-        assert any("endpointslices" in said for said in followed.said)
+        assert any("endpointslices" in problem for problem in followed.problems)
     put(server, "10.0.0.2")
     await until(lambda: list(followed.states) == ["10.0.0.2:8000"] and not followed.answer.problem)
 
@@ -185,7 +185,7 @@ async def test_an_event_may_arrive_in_pieces_and_several_at_once(server, follow)
     for at in range(0, len(events), 97):
         server.send(events[at : at + 97])
     await until(lambda: len(followed.states) == 4)
-    assert (server.lists, followed.said) == (1, [])
+    assert (server.lists, followed.problems) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ async def test_a_stream_that_has_ended_is_freed_without_a_collection():
         gc.enable()
 
 
-INSTEAD = Replacement(502, (("content-type", "x/y"),), b"told instead")
+INSTEAD = Replacement(502, (("content-type", "x/y"),), b"replaced")
 
 
 class Failing:
@@ -277,7 +277,7 @@ async def test_a_fault_in_a_treatment_is_answered_instead(treat):
     if not flow.errors:
         session.message(message("response_body", body=b"{}", end=True))
     assert (sink.failures, len(flow.errors)) == ([], 1)
-    assert b"told instead" in b"".join(sink.sent)
+    assert b"replaced" in b"".join(sink.sent)
 
 
 async def test_the_rest_of_a_stream_whose_treatment_failed_is_left_out():

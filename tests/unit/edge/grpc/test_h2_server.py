@@ -31,7 +31,7 @@ class Echo:
 
     def message(self, data):
         if data == b"!":
-            raise ZeroDivisionError("told to")
+            raise ZeroDivisionError("requested by the test")
         for _ in range(data[0]):
             self.answers.send(data)
 

@@ -1,4 +1,4 @@
-"""A webhook is told once, with a signature, however often it fails before."""
+"""A webhook gets each event once, with a signature, however often it fails before."""
 
 import hashlib
 import hmac

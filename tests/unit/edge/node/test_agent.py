@@ -1,4 +1,4 @@
-"""A node's agent over real HTTP, between an engine and a registry that do as they are told."""
+"""A node's agent over real HTTP, between a scripted engine and a scripted registry."""
 
 import asyncio
 import logging

@@ -75,7 +75,7 @@ def test_the_last_good_text_stays_while_the_source_fails(source, field, value, c
     source.etag = '"2"'
     assert [pulled.changed(source.url) for _ in range(3)] == [False] * 3
     assert pulled.read(source.url) == TEXT
-    assert len(caplog.records) == 1, "said once"
+    assert len(caplog.records) == 1, "logged once"
 
 
 def test_a_source_that_never_answered_is_a_problem_at_its_line(source, tmp_path):

@@ -31,7 +31,7 @@ ORIGIN = make_origin("aaaaaaaa", b"a body")
 
 
 class Watched:
-    """A `HealthMonitor` that keeps what it told, on a clock that a test moves."""
+    """A `HealthMonitor` that keeps what it published, on a clock that a test moves."""
 
     def __init__(self, folder, **health: Any) -> None:
         (folder / "tokens.yaml").write_text("{}")
@@ -79,7 +79,7 @@ def test_attempts_that_fail_in_a_row_open_a_node_by_the_traffic_of_its_pool(tmp_
     watched.attempt(node_id)
     assert watched.state(node_id) is BreakerState.OPEN
     assert watched.published[-1].nodes[node_id].reason.endswith("consecutive failures, the last: UF")
-    assert watched.health.opened == {node_id: watched.published[-1].nodes[node_id].reason}, "other replicas will be told"
+    assert watched.health.opened == {node_id: watched.published[-1].nodes[node_id].reason}, "other replicas will get it"
 
 
 def test_what_clients_cause_speaks_for_nothing(tmp_path):
@@ -172,7 +172,7 @@ def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_op
     watched = Watched(tmp_path)
     for _ in range(5):
         watched.record(Outcome.UPSTREAM_ERROR, status=503)
-    watched.health.on_remote_open("b", "told by r2")
+    watched.health.on_remote_open("b", "reported by r2")
     watched.record(Outcome.UPSTREAM_BUSY, node_id="z", pool="night", status=429)
     for _ in range(3):
         watched.health.on_probe(ProbeResult("z", ok=False, reason="no token within 5 s"))
@@ -183,9 +183,9 @@ def test_switching_the_breaker_off_releases_nodes_and_pools_that_requests_had_op
     assert watched.pool() is BreakerState.CLOSED
     assert {name: each.state for name, each in watched.published[-1].nodes.items()} == dict.fromkeys("abz", BreakerState.CLOSED)
     assert watched.published[-1].pools["chat"].state is BreakerState.CLOSED
-    assert (watched.health.opened, watched.health.busy) == ({}, {}), "other replicas are not told any more"
+    assert (watched.health.opened, watched.health.busy) == ({}, {}), "other replicas get it no longer"
     assert watched.health.snapshot()["nodes"] == {}
-    watched.health.on_remote_open("b", "told by r2, which has the old configuration still")
+    watched.health.on_remote_open("b", "reported by r2, which has the old configuration still")
     watched.health.on_remote_busy("b", 5.0)
     assert watched.state("b") is BreakerState.CLOSED
 
@@ -238,7 +238,7 @@ def test_an_engines_500_counts_as_its_exchange_ended(tmp_path):
     for number in range(9):
         watched.attempt("a", "500", f"{ORIGIN}{number}")
         watched.record(Outcome.CLIENT_ERROR, status=400, origin=f"{ORIGIN}{number}")
-    assert watched.state() is BreakerState.CLOSED, "it said that the request is too long"
+    assert watched.state() is BreakerState.CLOSED, "its answer was that the request is too long"
     for number in range(2):
         watched.attempt("a", "500", f"{ORIGIN}{number}")
         watched.record(Outcome.UPSTREAM_ERROR, status=502, origin=f"{ORIGIN}{number}")

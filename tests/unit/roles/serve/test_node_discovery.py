@@ -144,9 +144,9 @@ async def test_addresses_at_which_no_engine_can_be_are_refused_counted_and_logge
     status = network.discovery.status()["p"]
     assert (status.nodes, status.problem, len(status.refused)) == (1, "", 8)
     for address, reason in odd.items():
-        [said] = [each for where, each in status.refused.items() if where.startswith(f"{address}:")]
-        assert reason in said
-        assert f"{said}" in caplog.text
+        [refusal] = [each for where, each in status.refused.items() if where.startswith(f"{address}:")]
+        assert reason in refusal
+        assert refusal in caplog.text
     logged = len(caplog.records)
     network.server.asked.clear()
     await until(lambda: len(network.server.asked) > 4)

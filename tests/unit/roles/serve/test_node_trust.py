@@ -1,4 +1,4 @@
-"""Trust in listed nodes: what lowers it, what workers are told, and when a node is kept out."""
+"""Trust in listed nodes: what lowers it, the updates for workers, and when a node is quarantined."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Child processes are awaited, told apart by their logs, and never left behind."""
+"""Child processes are awaited, have logs of their own, and never outlive their parent."""
 
 import asyncio
 import os

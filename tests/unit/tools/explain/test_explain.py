@@ -104,9 +104,9 @@ def test_a_long_request_is_called_one_and_gets_its_own_timeout(settings):
     assert explain(settings, "t", request()).timeout_ms is None
 
 
-def row(node_id, state=NodeState.READY, pools=("fast",), reason="", **said):
+def row(node_id, state=NodeState.READY, pools=("fast",), reason="", **fields):
     node = Node(node_id, Endpoint("10.0.1.1", 80), "m", "1.0", "bf16", "", 1, 4000, 8)
-    beat = Heartbeat(state=state, sequence=1, **said)
+    beat = Heartbeat(state=state, sequence=1, **fields)
     return MemberForm.of(
         Member(registration=Registration(node=node, engine="vllm"), state=state, trust=1.0, reasons=(reason,), beat=beat, beat_at=1.0),
         pools,

@@ -1,4 +1,4 @@
-"""Workload files: what is wrong is said at once, with its line and what to do."""
+"""Workload files: errors are reported before the run, with line and remedy."""
 
 import re
 from pathlib import Path
