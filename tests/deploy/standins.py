@@ -48,6 +48,7 @@ def kubectl(arguments: list[str]) -> None:
     """`kubectl apply -f FILE`: the file holds resources; `kubectl create secret` of a folder."""
     if arguments[:3] == ["create", "secret", "generic"]:
         assert arguments[-1].startswith("--from-file=/")
+        print(f"secret/{arguments[3]} created")
         return
     assert arguments[:2] == ["apply", "-f"]
     resources = list(yaml.safe_load_all(Path(arguments[2]).read_text()))

@@ -106,11 +106,13 @@ class _Connection(socketserver.StreamRequestHandler):
     disable_nagle_algorithm = True
 
     def handle(self) -> None:
-        while self.rfile.readline():
+        while request := self.rfile.readline():
             length = 0
             while (line := self.rfile.readline().strip().lower()) != b"":
                 length = int(line.removeprefix(b"content-length:")) if line.startswith(b"content-length:") else length
-            self.server.got = self.rfile.read(length)
+            body = self.rfile.read(length)
+            if request.startswith(b"POST "):  # not the scraper's
+                self.server.got = body
             script = self.server.script
             self._send(script)
             if script.framing == "close":

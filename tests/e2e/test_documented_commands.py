@@ -31,7 +31,7 @@ BLOCKS = shell_blocks()
 RUN_HERE = {
     "README",
     "start/demo", "start/own-envoy", "start/first-tenant", "start/node-joins", "howto/size-a-pool", "howto/deploy", "howto/upgrade",
-    "start/istio", "start/envoy-gateway",
+    "start/istio", "start/envoy-gateway", "start/cloud-overflow",
 }  # fmt: skip
 
 
@@ -282,6 +282,12 @@ def test_deploy():
     with Console({}) as console:
         (console.folder / "deploy").symlink_to(ROOT / "deploy")
         assert [console.run(command) for command in BLOCKS["howto/deploy"][0]]
+
+
+def test_the_secret_of_the_credentials():
+    with Console({}) as console:
+        [[command]] = BLOCKS["start/cloud-overflow"]
+        assert console.run(command) == "secret/din-credentials created\n"
 
 
 @pytest.mark.parametrize("page", ["start/istio", "start/envoy-gateway"])
